@@ -269,7 +269,7 @@ Words
     session         the secret that a trainer gets on joining; its calls and streams repeat it
     slice           a run of a parameter's elements that one server holds
     slice update    how one slice is updated: its block, with its memory and states
-    staged          of a step: all of it has come and was checked, and nothing is applied
+    staged          of a step: all of it has arrived and was checked, and nothing is applied
     step            one optimizer step of a lane, numbered from 1 by each trainer
     stream          one connection that carries frames both ways
     sync round      one step that all trainers of a sync lane take together
@@ -278,7 +278,7 @@ Words
     upload          values that trainer 0 loads into a server
     update task     a committed step's update, in batches that any thread can claim
     version         updates that a server has applied, counted in steps
-    watermark       how far a trainer has come in one lane: its last applied step
+    watermark       a trainer's progress in one lane: its last applied step
 
 
 Notes

@@ -67,7 +67,7 @@ class ServerConfig:
         once: the server ends when its first job has ended, with exit status 0, or 1 if it failed.
         keep_failed_seconds: how long the values of a failed job are kept from jobs with another
             fingerprint; None: 600, or with ``once`` 0.  With ``once`` and a number above 0 the
-            process goes on for so long after a failure.
+            process keeps running for so long after a failure.
         program: a file that ``Program.save`` wrote: the server installs it when it starts and does
             not wait for trainer 0.
         threads: torch's threads for updates; 0 leaves torch's own choice.

@@ -68,8 +68,8 @@ class Limits:
 
     @property
     def message_bytes(self) -> int:
-        """Of any message on the control port: gRPC takes memory for all of it before it is read.  A
-        part of a program, a frame of tensors or the facts of a plan fit.
+        """The largest message on the control port: gRPC takes memory for all of it before it is
+        read.  A part of a program, a frame of tensors or the facts of a plan fit.
         """
         return max(self.manifest_bytes, 2 * PART_BYTES) + SLACK_BYTES
 

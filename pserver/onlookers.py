@@ -1,7 +1,7 @@
 """Onlookers at training: watches, metrics, traces, norms, displays.
 
 [Note: onlookers]  Training does not need what only looks at it, so an error in there is no reason
-to end a job, or to leave a step half done.  A method that only looks says so::
+to end a job, or to leave a step half done.  Such a method is marked::
 
     class Rates:
         @onlooker("the rates of samples")

@@ -13,7 +13,7 @@ def or_undone(undo: Callable[[], None]) -> Iterator[None]:
     So a refusal, or a failure of ours, leaves nothing half done for which others would wait.
 
     Args:
-        undo: takes it back; called before the exception goes on.
+        undo: takes it back; called before the exception is raised further.
 
     Example::
 

@@ -151,7 +151,7 @@ class _Without:
 
 
 def rows(chunk: Mapping[str, np.ndarray]) -> int:
-    """How many ids are in a chunk."""
+    """The number of ids in a chunk."""
     return sum(len(chunk[name]) for name in _NAMES if name in chunk)
 
 

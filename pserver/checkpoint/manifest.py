@@ -19,7 +19,7 @@ a checkpoint of its own: a part.  The manifest that names the parts is written l
 that asked for them.  It names each by its path, relative to its own or, in another store, as a URL,
 and by its identity; and it says of which slices in which parts each tensor is put together.  The
 tables of a part are those rows of the tables that its server holds.  So any number of servers can
-go on.  Each part has a chain of its own; the checkpoint that names them has none, but another one
+resume.  Each part has a chain of its own; the checkpoint that names them has none, but another one
 may continue it.
 
 [Note: the checksum of the metadata]  The checksum is over the bytes of the whole file, in which

@@ -192,7 +192,7 @@ def explained(
 
 # ---- lease calls ----
 #
-# A trainer's calls to server 0 about who trains on which samples.
+# A trainer's calls to server 0 about leases of samples.
 
 
 class LeaseCalls:
@@ -412,7 +412,7 @@ class SaveCalls:
 
 # ---- server return ----
 #
-# A server that does not answer any more, and may come back: who has started it starts another
+# A server that does not answer any more, and may come back: its launcher starts another
 # process in its place, which a trainer joins again.
 
 
@@ -592,7 +592,7 @@ class LaneTotals:
     waits: dict[int, int] = field(default_factory=dict)
 
     def answered(self, server: int, seconds: float) -> None:
-        """A server has answered a commit.  One thread calls it for each server."""
+        """Adds the time of a server's answer to a commit.  One thread calls it for each server."""
         self.wait_seconds[server] = self.wait_seconds.get(server, 0.0) + seconds
         self.waits[server] = self.waits.get(server, 0) + 1
 
@@ -1107,7 +1107,7 @@ class Client:
                 return LeaveReply()
             request.session = reply.session
 
-    # ---- calls, made again where the server has come back ----
+    # ---- repeated calls, after the server's return ----
 
     def _asked(self, call: Callable[[str], Answer]) -> Answer:
         """Makes a call, and repeats it where the server is awaited and has come back.
@@ -1219,7 +1219,7 @@ class Client:
 
     @property
     def returned(self) -> int:
-        """How often the server has come back, and was joined again."""
+        """The number of times that the server has come back, and was joined again."""
         return self._return.count
 
     def _beat(self) -> None:

@@ -139,7 +139,8 @@ def first_of(replies: Sequence[Future[Reply]]) -> Reply:
         replies: one for each server that was asked; at least one.
 
     Returns:
-        The first server's reply, when all have come, with what all have found not to be finite.
+        The first server's reply, when all have come, with the non-finite values that all have
+        found.
 
     Raises:
         PServerError: the first failure, as soon as it is known.
@@ -179,7 +180,7 @@ class Absences:
 
     Attributes:
         changes: joins, and ends before the job's: a greater number is later.
-        absent: those that were preempted or lost, or that leave after a step that has come.
+        absent: those that were preempted or lost, or that leave after a step that has arrived.
         preempted: those that were, with the last step that each has taken.
         first: the leader; None: the lowest-ranked live trainer.
     """

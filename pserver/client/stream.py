@@ -11,12 +11,12 @@ A frame of up to ``DIRECT_BYTES`` is sent by the thread that asks, if nothing is
 waking the outbox takes longer.
 
 [Note: sending again]  A request (a step, a pull, a load, ...) is a run of frames that ends in one
-reply, DONE.  Until the reply has come the channel keeps the frames (references, no copies).  When
-the stream breaks, the inbox opens another, says HELLO and queues the same frames again: the server
-applies a step once, however often it comes, and answers it again.  Streams are numbered: frames
-queued for an earlier one are not sent twice, and the server stops listening to it.  While a request
-is unanswered the outbox sends PROBE from time to time; the next frame that arrives reveals a loss
-(:mod:`pserver.transport.stream`).  If streams keep breaking for the heartbeat timeout, with
+reply, DONE.  Until the reply has arrived the channel keeps the frames (references, no copies).
+When the stream breaks, the inbox opens another, says HELLO and queues the same frames again: the
+server applies a step once, however often it comes, and answers it again.  Streams are numbered:
+frames queued for an earlier one are not sent twice, and the server stops listening to it.  While a
+request is unanswered the outbox sends PROBE from time to time; the next frame that arrives reveals
+a loss (:mod:`pserver.transport.stream`).  If streams keep breaking for the heartbeat timeout, with
 nothing received in between, the server is lost.
 
 A connection can also die without an error: what is sent is lost, and nothing arrives.  A server

@@ -74,8 +74,8 @@ class SliceStore:
         return self.segment.tensor(variable.name, DTYPES[variable.dtype], _extents(variable))
 
     def writing(self, names: Iterable[str]) -> AbstractContextManager[None]:
-        """While it lasts the caller changes these slices, and whoever reads one of them where it is
-        notices.  One caller at a time for one slice.
+        """Marks, while the block runs, that the caller changes these slices: readers of shared
+        memory notice it.  One caller at a time for one slice.
         """
         return nullcontext() if self.segment is None else self.segment.writing(names)
 
@@ -306,7 +306,7 @@ class SliceCopies:
 
     [Note: memory that is there before]  A copy into memory that no process has touched takes two to
     three times as long, as the system finds each page when it is first written to.  So the memory
-    is touched when this is made, while steps go on, and the copies are made while they wait.
+    is touched when this is made, while steps continue, and the copies are made while they wait.
 
     One caller at a time.
 
@@ -350,7 +350,7 @@ PREFIX = "server/"  # in a checkpoint, before the variable's name
 def unmerged_states(
     slices: Sequence[Mapping[str, str]], held: Mapping[str, torch.Tensor], outer: bool
 ) -> dict[str, torch.Tensor]:
-    """Those states of one parameter that whole tensors do not have, as a checkpoint names them.
+    """The states of one parameter that whole tensors do not have, as a checkpoint names them.
 
     Args:
         slices: of each slice the variables of its states, by the state's name.

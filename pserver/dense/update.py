@@ -199,7 +199,7 @@ class SliceUpdater:
         return out
 
     def dtype_of(self, key: str) -> torch.dtype | None:
-        """Of one state; None if there is none of this name (yet)."""
+        """The dtype of one state; None if there is none of this name (yet)."""
         parts = self._parts(key)
         return parts[0].dtype if parts else None
 
@@ -410,7 +410,7 @@ JOINT_BYTES = 2**22
 
 @dataclass(slots=True)
 class SliceUpdate:
-    """How one slice is updated, with its memory.
+    """The update of one slice, with its memory.
 
     One caller at a time.
 
@@ -496,7 +496,7 @@ class SliceUpdate:
         return None if self.updater is None else self.updater.read(state, out)
 
     def dtype_of(self, state: str) -> torch.dtype | None:
-        """Of one state; None before the first update."""
+        """The dtype of one state; None before the first update."""
         return None if self.updater is None else self.updater.dtype_of(state)
 
     @property
@@ -507,7 +507,7 @@ class SliceUpdate:
 
 @dataclass(slots=True)
 class OuterSliceUpdate(SliceUpdate):
-    """How an outer optimizer updates one slice ("diloco").  See [Note: what arrives].
+    """The update of one slice by an outer optimizer ("diloco").  See [Note: what arrives].
 
     Attributes:
         wide: float64 or complex128, flat: the memory that ``updater`` works on.

@@ -72,7 +72,7 @@ class AveragedSteps:
     """
 
     def __init__(self, plan: Plan, steps: JobSteps, events: Events) -> None:
-        # of several optimizers nobody says whose averages they are
+        # of several optimizers it is unknown whose averages they are
         self._counts = len({lane.optimizer for lane in plan.lanes}) == 1
         self._steps, self._log = steps, EventLog(log, events)
         self._there: dict[Process, Averaging] = {}
@@ -102,7 +102,7 @@ class AveragedSteps:
 
 
 def parts_alone(lost: Averaging, now: Averages) -> tuple[int, int]:
-    """How many steps of a lost trainer count in averages and in no lane, and how many in all lanes
+    """The numbers of a lost trainer's steps that count in averages and in no lane, and in all lanes
     and in no average.
 
     Args:

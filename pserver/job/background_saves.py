@@ -51,7 +51,7 @@ class BackgroundSaves:
 
     Args:
         condition: the job's lock; notified when a save is done.
-        log: is told of saves.
+        log: is notified of saves.
         clock: seconds that never go back.
 
     Attributes:
@@ -147,7 +147,7 @@ class BackgroundSaves:
             else:
                 took(progress.seconds)
                 self._log.say("saved", f"saved to {shown(progress.path)}", logging.INFO)
-        finally:  # whatever happens here: who waits for it is told
+        finally:  # in any case: notifies the threads that wait for it
             with self._condition:
                 progress.failure, progress.done = failure, True
                 progress.identity = "" if failure else saving.identity
@@ -160,7 +160,7 @@ class BackgroundSaves:
             write()
         except PServerError as error:
             return str(error)
-        except Exception as error:  # whatever it is, the job goes on, and who asks is told
+        except Exception as error:  # of any kind: the job continues, and callers learn of it
             return f"{type(error).__name__}: {error}"
         return ""
 

@@ -122,7 +122,7 @@ class Barriers:
         with self._job.condition:
             if name in self._put_off:
                 return None
-            if name in self._passed:  # also by one who comes later: it was not awaited
+            if name in self._passed:  # also by a trainer that joined later: it was not awaited
                 return _told(self._arrived[name])
             check_room("barriers", name, self._arrived)
             if member.trainer not in self._arrived.get(name, {}):
@@ -130,7 +130,7 @@ class Barriers:
             arrived = self._arrived.setdefault(name, {})
             arrived.setdefault(member.trainer, text)
             if apart:
-                self._job.wake_all()  # who waits for samples comes to a save
+                self._job.wake_all()  # trainers that wait for samples join a save
             self._job.changed.tell()
             end = time.monotonic() + timeout_seconds
 

@@ -97,7 +97,7 @@ class Gatherings:
         self._texts = texts or KeptTexts()
         self.write: Callable[..., None] | None = None
         self._arrived: dict[str, Arrival] = {}  # by session, for the next one
-        self._last = Gathering()  # nobody is in a later one who has not heard of this one
+        self._last = Gathering()  # a trainer of a later one knows of this one
 
     def come(self, member: Member, request: wire.BarrierRequest) -> wire.BarrierReply:
         """Adds a trainer, which waits for the others for a second.

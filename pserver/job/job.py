@@ -141,16 +141,16 @@ class JobIdentity:
 
     @property
     def trainers(self) -> int:
-        """How many trainers the plan has.
+        """The number of trainers in the plan.
 
         Raises:
-            Refused: the manifest does not say it.
+            Refused: the manifest does not have it.
         """
         return number_in(self.manifest, "trainers")
 
     @property
     def lanes(self) -> int:
-        """How many lanes the plan has."""
+        """The number of lanes in the plan."""
         return _numbered("lane", self.manifest)
 
     def check(self, request: wire.JoinRequest, trainers: int, late: bool = False) -> None:
@@ -310,7 +310,7 @@ def _said(path: str, lost: Mapping[int, Loss]) -> str:
 # ---- program parts ----
 #
 # A program that comes in parts: no message of the control port is longer than a few MB, as gRPC
-# takes memory for all of a message before anybody can look at it.
+# takes memory for all of a message before it can be checked.
 
 
 class ProgramParts:
@@ -414,7 +414,7 @@ class Job:
     def _reset(self) -> None:
         """Back to EMPTY (or to the program that was given at start-up)."""
         self.lifecycle.empty()
-        if self.config.once:  # for who asks what the one job has left
+        if self.config.once:  # for :meth:`keep`
             self._left = self.program, self._members
         self.traffic = ByteCounters(self.has)
         if self.program is not None:
@@ -430,7 +430,7 @@ class Job:
 
     @property
     def fingerprint(self) -> str:
-        """Of the present job's plan; "" before there is one."""
+        """The fingerprint of the present job's plan; "" before there is one."""
         return self._identity.fingerprint
 
     @property
@@ -985,7 +985,7 @@ class Job:
                 undo = self._reset
             if self.reload is not None and not self.reload.done:
                 return self._offer_to_reload(self.reload, request)
-            with or_undone(undo):  # what nobody has joined has not begun
+            with or_undone(undo):  # a job without a trainer has not begun
                 member = self._member_of(request)
             if member is None:
                 process = Process(request.trainer_id, request.incarnation)
@@ -1169,7 +1169,7 @@ class Job:
             self.lifecycle.wake_all()
             return wire.ResetReply(state=state)
 
-    # ---- coming and leaving ----
+    # ---- announcements and leaving ----
 
     def announce(self, request: wire.AnnounceRequest) -> wire.AnnounceReply:
         """Takes the announcement of a trainer that will join, or the reason why it will not.
@@ -1475,7 +1475,7 @@ class Job:
             reload.read(manifest.read(place_at(reload.path)).meta)
         except PServerError as error:
             self._cannot(error)
-        except Exception as error:  # it has begun, so nobody else brings the program
+        except Exception as error:  # it has begun, so no other trainer brings the program
             self._cannot(Refused(f"the save at {shown(reload.path)}: {error!r}"))
         return True
 
@@ -1539,7 +1539,7 @@ class Job:
         members, installed = self._members, self.program
         assert installed is not None, "it has begun its log"
         members.since = self._clock()
-        members.changes = standing.last + len(standing.processes)  # more than anybody has heard of
+        members.changes = standing.last + len(standing.processes)  # more than any trainer has seen
         for each in standing.processes:
             process = each.process
             installed.calls.stands(process, each.calls)

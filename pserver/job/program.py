@@ -244,7 +244,7 @@ class InstalledProgram:
         )
 
     def own_rows(self, rows: RowGradient) -> RowGradient:
-        """Those rows of a table that this server holds."""
+        """The part of a row gradient that belongs to this server."""
         return rows.divide(self.plan.servers)[self._server]
 
     def _updates(self, lane: int) -> dict[str, SliceUpdate]:
@@ -388,7 +388,7 @@ class InstalledProgram:
                 f"the plan has no table {min(unknown)!r}; it has {', '.join(self.tables) or 'none'}"
             )
 
-    # ---- what is loaded, and recorded: the caller keeps steps from changing anything ----
+    # ---- loading, with recording: the caller keeps steps from changing anything ----
 
     def record_values(self) -> None:
         """Records the slices and states, which have been loaded."""
@@ -593,8 +593,7 @@ def _rows(table: LockedTable) -> HeldRows:
 
 
 # ---- observations ----
-#
-# Who reads what a job holds without taking part in it: ``pserver save``.
+# Observers read a job's values without joining it: ``pserver save``.
 
 
 @dataclass(slots=True)

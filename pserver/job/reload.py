@@ -25,7 +25,7 @@ class Reload:
 
     Attributes:
         path: of the save from which it resumes.
-        began: a program has come, and the save is being read.
+        began: a program has arrived, and the save is being read.
         done: it serves.
         lost: by trainer, what was lost of decided steps.
     """

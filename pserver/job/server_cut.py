@@ -1,9 +1,9 @@
-"""All that a server holds, as of one moment between two steps, to be written while steps go on.
+"""All that a server holds, as of one moment between two steps, to be written while steps continue.
 
 [Note: a cut]  Steps wait only while the state of one moment is fixed.  Slices and their states
 are copied, into memory that is there by then.  Tables are not: a step that is about to change a row
-copies it first (slot_cut.py).  Then steps go on, and the save reads copies and tables beside them.
-Every copy is given up when it is written.
+copies it first (slot_cut.py).  Then steps continue, and the save reads copies and tables beside
+them. Every copy is given up when it is written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ServerCut:
     The caller has reserved the quiesce's cut.  One thread uses it.
 
     Args:
-        installed: the program, whose steps go on while this is made.
+        installed: the program, whose steps continue while this is made.
         members: its trainers.
 
     Attributes:

@@ -133,7 +133,7 @@ def save_status(save: SaveProgress) -> wire.SaveStatus:
 
 
 def recording_status(installed: InstalledProgram) -> wire.RecordingStatus | None:
-    """Of the job's recorded log; None: there is none."""
+    """The status of the job's recorded log; None: there is none."""
     recorder = installed.recording.recorder
     if recorder is None:
         return None

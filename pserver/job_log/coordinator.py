@@ -277,7 +277,7 @@ class Coordinator:
         return list(self._recent)[len(self._recent) - missing :]
 
     def entries(self) -> list[list[Any]]:
-        """All of its state, for its replacement to :meth:`take`."""
+        """The entries of its state, for a replacement to :meth:`take`."""
         standings = [self.standing(server) for server in range(self._servers)]
         processes = []
         for known in zip(*(each.processes for each in standings), strict=True):

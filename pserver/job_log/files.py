@@ -151,8 +151,7 @@ class EntryReader:
 
 
 # ---- write ahead log ----
-#
-# The file to which server 0 writes what it alone knows of its job, before anybody hears of it.
+# The file to which server 0 writes its own state of the job, before any other process receives it.
 
 
 SHORT = 2**14  # entries behind those that it begins with, from which on it may begin anew

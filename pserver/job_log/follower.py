@@ -75,10 +75,10 @@ class FollowerLink:
         fingerprint: of the plan.
         access: what this server proves, and asks of the coordinator: its own.
         received: called with each message of the coordinator, once and in order, in one thread.
-        lost: called once, where the link has ended and :meth:`close` was not called: nobody answers
-            for the heartbeat timeout, or the coordinator refuses this server, or is shutting down.
-            Nothing is received afterwards.  It waits for ``received``: neither may wait for the
-            other.
+        lost: called once, where the link has ended and :meth:`close` was not called: no answer
+            arrives for the heartbeat timeout, or the coordinator refuses this server, or is
+            shutting down. Nothing is received afterwards.  It waits for ``received``: neither may
+            wait for the other.
         last: of a server that follows again: the number of the last record that it has.
         returns: another process may take the coordinator's place: then this link is lost at once.
         transports: that the link may take, the preferred one first.
@@ -125,7 +125,7 @@ class FollowerLink:
         self._warned = 0.0  # of the silence since then
         self._garbled = 0  # in a row
         self._over = threading.Event()  # closed, or lost
-        self._ending = threading.Lock()  # who ends the link first; nothing blocks under it
+        self._ending = threading.Lock()  # for the first that ends the link; nothing blocks under it
         self._threads = [
             threading.Thread(target=target, name=f"{name} {endpoint}", daemon=True)
             for name, target in (("follows", self._follow), ("link beats", self._beat))

@@ -253,7 +253,7 @@ class CoordinatorLinks:
 
         if first:
             log.info("server %d follows, over %s", index, stream.transport)
-            with or_undone(unlinked):  # its next stream is told of once more
+            with or_undone(unlinked):  # ``joined`` is called again for its next stream
                 self._joined(index, follower.last)
         return follower
 

@@ -41,7 +41,7 @@ class ProcessStep:
 
 Consumed = tuple[tuple[int, int, int], ...]  # samples: epoch, start, stop
 
-# ---- what servers tell the coordinator ----
+# ---- notices to the coordinator ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A trainer is fenced: its staged steps that are not decided never count.
+    """The fencing of a trainer: its staged steps that are not decided never count.
 
     Attributes:
         text: why; a sentence.
@@ -291,8 +291,7 @@ def _write(to: message.ProcessStep, step: ProcessStep) -> None:
 
 
 # ---- standing ----
-#
-# Where a job's log stands, for a server that was lost and comes back; and what is lost there.
+# The state of a job's log, for a server that was lost and comes back; and its losses.
 #
 # ::
 #

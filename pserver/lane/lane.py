@@ -13,7 +13,7 @@ they read it where it is (:mod:`pserver.transport.zones`).
 sent leaves no trace.  Once a step is complete nothing can stop its update, so a slice may leave as
 soon as it has its new value.  With several threads, workers update large steps while the threads
 that answer trainers send the slices that are updated.  With one thread, and for small steps, the
-threads that answer update: a trainer that reads values where they are is told of those that are
+threads that answer update: a trainer that reads values where they are is notified of those that are
 updated, and reads them while the server goes on.  Where values travel, all are updated before the
 first is sent: taking turns was measured to cost more than it saved.  Who answers updates the rest
 also where its stream breaks.
@@ -72,8 +72,7 @@ if TYPE_CHECKING:
 
 
 # ---- applied rounds ----
-#
-# The sync rounds of one lane that are applied: what they leave behind, and what a trainer is told
+# The applied sync rounds of one lane: what they leave behind, and the answer to a trainer
 # that asks again.
 
 
@@ -83,7 +82,7 @@ class AppliedRounds:
     [Note: norms again]  Where norms clip, each trainer gets every server's part of them, and tells
     all servers the coefficient.  A server that has it from one trainer applies the round, while
     another one may have lost its connection before it heard the norms.  So the last round's are
-    told again: a coefficient of some servers' norms alone would be another one, and the rest of the
+    sent again: a coefficient of some servers' norms alone would be another one, and the rest of the
     servers might hear it first.
 
     Args:
@@ -558,7 +557,7 @@ class StagedSteps:
             done: whether another one may be.
 
         Raises:
-            TrainerLost: the trainer was lost, and its step has come after the record of that:
+            TrainerLost: the trainer was lost, and its step has arrived after the record of that:
                 nothing of it stays, so that another process may take its number.
             PServerError: what ended the job meanwhile.
         """
@@ -741,8 +740,8 @@ class UpdateTasks:
             version: of the lane, before it.
             assigned: the slices that the step assigns; those that are never updated are a batch.
             after: the update before, if they come one by one.
-            taken: what it applies, which is told when no save, load or shrink can come before it
-                any more, under the job's lock.
+            taken: what it applies, which is notified when no save, load or shrink can come before
+                it any more, under the job's lock.
 
         Raises:
             PServerError: the job ended while a save, a load or a shrink ran.
@@ -758,7 +757,7 @@ class UpdateTasks:
             if failure is None:
                 applied()
             else:
-                self._job.wake_all()  # who waits for the end of it
+                self._job.wake_all()  # threads that wait for its end
 
         def on_end(failure: BaseException | None) -> None:
             try:
@@ -953,8 +952,8 @@ class LaneExecutor:
         self, member: Member, step: int, task: UpdateTask, buffers_only: bool = False
     ) -> Iterator[str]:
         """The names of the lane's slices, each as soon as it has its new value, and then those of
-        the buffers that the trainer is told; where staleness is bounded, not before the trainer may
-        read them.
+        the buffers for the trainer; where staleness is bounded, not before the trainer may read
+        them.
 
         Raises:
             PServerError: the update failed, or a wait for others.
@@ -991,7 +990,7 @@ class LaneExecutor:
         began = now()
         with self._job.lock:
             self._staged.wait_for_turn(staged)
-        # not under the lock, and nobody else's turn
+        # not under the lock, and no other step's turn
         taken = self._job.or_fail(lambda: self._updates.take(staged.decided(self.index)))
         with self._job.lock:
             # under the lock: workers take updates in their order

@@ -54,7 +54,7 @@ class JobLeases:
         self.catches_up = False
         self.write: Callable[..., None] | None = None
         self._asking: dict[int, Member] = {}  # by number, the last process that has asked
-        self._told = job.waits.event()  # of who waits for a lease
+        self._told = job.waits.event()  # of trainers that wait for a lease
         self._dealt = False  # a lease, ever
         self._changes = 0
 
@@ -94,7 +94,7 @@ class JobLeases:
         self._follow_members()
         reply = self._answer(member, asked)
         if reply.ranges or reply.over or not again:
-            self._changed()  # one that only asks again wakes nobody
+            self._changed()  # one that only asks again wakes no other
         return reply
 
     def _wait(self, member: Member, asked: LeaseAsked, held: Held) -> Lease:
@@ -217,9 +217,9 @@ class JobLeases:
             self._wrote("decided", trainer, incarnation, ranges)
             self._changed()
         else:
-            self._told.tell()  # a step of one who has gone may have been waited for
+            self._told.tell()  # a step of a trainer that has gone may have been awaited
 
-    # ---- what is told, and kept ----
+    # ---- accounts, and persistence ----
 
     @property
     def accounts(self) -> dict[int, Account]:
@@ -251,7 +251,7 @@ class JobLeases:
     # ---- see [Note: a coordinator that comes back] in pserver/job_log/coordinator.py ----
 
     def entries(self) -> list[list[Any]]:
-        """All of its state, for its replacement to :meth:`take`."""
+        """The entries of its state, for a replacement to :meth:`take`."""
         return [["leases", self._dealt, self._table.whole()]]
 
     def take(self, kind: str, *what: Any) -> None:

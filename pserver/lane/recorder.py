@@ -1,7 +1,7 @@
 """Writes a recorded log, in a thread of its own.
 
 [Note: what a recording may cost]  A step's arrays are copied, and a thread writes them while the
-job goes on.  Copies that are not written take up to ``MOST_BYTES``; then steps wait until there is
+job runs.  Copies that are not written take up to ``MOST_BYTES``; then steps wait until there is
 room.  Where a file cannot be written any more, as on a full disk, nothing more is recorded: an
 error is logged, the file ends with the last whole entry, and the job continues.
 """
@@ -77,7 +77,7 @@ class Recorder:
         self._thread = threading.Thread(target=self._write_all, name="record log", daemon=True)
         self._thread.start()
 
-    # ---- what is to be written ----
+    # ---- pending entries ----
 
     def make_room(self) -> bool:
         """Waits until copies may be made.

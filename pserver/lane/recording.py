@@ -97,7 +97,7 @@ class Recording:
         """Whether a recording is running."""
         return self.recorder is not None
 
-    # ---- what takes the place of what is held; the caller keeps steps from changing anything ----
+    # ---- replaced values; the caller keeps steps from changing anything ----
 
     def values(self, slices: SliceStore, versions: Sequence[int], hparams: Hparams) -> None:
         """Records that slices and states have been loaded.

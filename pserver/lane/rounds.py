@@ -181,7 +181,7 @@ class Phase(enum.Enum):
 
     COLLECTING = enum.auto()
     MERGING = enum.auto()
-    MERGED = enum.auto()  # the gradients are merged, and the trainers are told their squared norms
+    MERGED = enum.auto()  # the gradients are merged, and the trainers receive their squared norms
     APPLYING = enum.auto()
     APPLIED = enum.auto()
 
@@ -235,7 +235,7 @@ class Contribution:
 
     @property
     def rows(self) -> int:
-        """Of tables, for which it has a gradient that was not used yet."""
+        """The number of rows of tables for which it has a gradient that was not used yet."""
         return sum(len(each.ids) for each in self.row_gradients.values())
 
     @property
@@ -284,7 +284,7 @@ class SyncRound:
 
     @property
     def committed(self) -> int:
-        """How many trainers have committed the step."""
+        """The number of trainers that have committed the step."""
         return len(self.contributions)
 
     @property

@@ -143,7 +143,7 @@ class LockedTable:
         server: which of the plan's servers this is.
         scratch: the directory for rows that do not fit in memory; None: the system's directory for
             temporary files.
-        clock: wall time in seconds, because a time to live goes on while a server is down.
+        clock: wall time in seconds, because a time to live continues while a server is down.
 
     Attributes:
         table: as given.
@@ -320,7 +320,7 @@ class LockedTable:
 
     @property
     def epoch(self) -> int:
-        """How often all changes were counted as saved."""
+        """The number of times that all changes were counted as saved."""
         with self._lock:
             return self.rows.epoch
 
@@ -375,7 +375,7 @@ class LockedTable:
 
     @property
     def now(self) -> float:
-        """Of the table's clock, in seconds."""
+        """The time of the table's clock, in seconds."""
         return self._clock()
 
     def shrink(self, days: float, threshold: float | None, now: float) -> int:
@@ -398,7 +398,7 @@ class LockedTable:
             return dict(self.rows.counters())
 
     def absent(self, gradient: RowGradient) -> int:
-        """How many of a gradient's ids, which were checked, have no row in memory."""
+        """The number of a gradient's ids, which were checked, that have no row in memory."""
         with self._lock:
             return self.rows.absent(gradient.ids.numpy())
 

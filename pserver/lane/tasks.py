@@ -3,9 +3,9 @@
 [Note: going on]  Where updates come one by one, each waits for the one before.  If each ran in the
 thread of its own trainer, every one would begin by waking a thread, which first has to find a free
 processor: with many trainers that takes longer than a small update.  So a thread that has ended an
-update goes on with those behind it, for an instant, and notifies their threads in the end: a thread
-that wakes wants a processor.  It does so before it answers its own trainer, which is why it takes
-``GO_ON_SECONDS`` at most: none that is as large as that.
+update continues with those behind it, for an instant, and notifies their threads in the end: a
+thread that wakes wants a processor.  It does so before it answers its own trainer, which is why it
+takes ``GO_ON_SECONDS`` at most: none that is as large as that.
 
 [Note: torch's threads]  Torch can divide one operation among threads, which synchronize after each
 operation.  Slices that are updated side by side need no synchronization, so each worker sets

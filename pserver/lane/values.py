@@ -51,7 +51,7 @@ class Snapshot:
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """While it lasts the caller, and no other thread, updates the slice."""
+        """Marks, while the block runs, that the caller, and no other thread, updates the slice."""
         self._lock.acquire()
         readable = self._copy is not None
         if readable:

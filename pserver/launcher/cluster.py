@@ -120,7 +120,7 @@ class Cluster:
         web: the port of a page that shows the job; 0: any free one; None: there is none.
         max_restarts: how often the cluster, or a trainer alone, is started again when a process has
             failed.
-        grace_seconds: for how long a trainer that gets SIGTERM may go on with its step, to leave in
+        grace_seconds: for how long a trainer that gets SIGTERM may continue its step, to leave in
             order, or its script's own handler with what it does; 0: it ends at once.
         least_trainers: the number of trainers with which the job begins, and may continue; 0: all.
             With servers so many are started, on the host of the first one, and ``trainers`` are as

@@ -134,5 +134,5 @@ def _tell(terminal: Terminal, text: str) -> None:
     if terminal.panel:
         terminal.line("launch", text)
     else:
-        with suppress(OSError):  # nobody reads it, or its disk is full: the job goes on
+        with suppress(OSError):  # it has no reader, or its disk is full: the job continues
             print(f"pserver launch: {text}", file=sys.stderr, flush=True)

@@ -116,7 +116,7 @@ class Feed:
         """
         self._servers, self._taken = servers, now
         if not any(server["state"] for server in servers):
-            return  # they have ended, or nobody can be reached: what was last known stays
+            return  # they have ended, or are unreachable: the last state stays
         trainers = self._trainers()
         self._seen |= trainers.keys()
         reports = [trainer["report"] for trainer in trainers.values()]
@@ -407,7 +407,7 @@ class Panel:
 
     def _row(self, row: Text, width: int) -> Row:
         console = Console(
-            file=StringIO(),  # nothing is written but what is captured
+            file=StringIO(),  # the output is only captured
             force_terminal=True,
             color_system="standard",
             width=width,

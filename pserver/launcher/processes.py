@@ -126,7 +126,7 @@ class Terminal:
         """Lines and columns of a real terminal."""
         try:
             lines, columns = termios.tcgetwinsize(self._out.fileno())
-        except termios.error:  # it has been closed: the log files go on
+        except termios.error:  # it has been closed: the log files continue
             lines, columns = 0, 0
         return lines or 24, columns or 80  # one that does not know says 0
 
@@ -138,7 +138,7 @@ class Terminal:
 
     def _write(self, text: str) -> None:
         """Writes text in the panel's place, and the panel below it.  The caller holds the lock."""
-        # the reader of the pipe has ended (`| head`); the logs and the job go on
+        # the reader of the pipe has ended (`| head`); the logs and the job continue
         with suppress(BrokenPipeError):
             self._out.write(self._erased() + text + self._drawn_anew())
             self._out.flush()
@@ -229,7 +229,7 @@ class Process:
 
     Args:
         command, environment: of the process.
-        attempt: how often it was started before, in this job: its log goes on.
+        attempt: how often it was started before, in this job: its log continues.
         group: the group that it joins.
         terminal: where its lines go.
         owns_terminal: see [Note: who owns the terminal] in processes.py.

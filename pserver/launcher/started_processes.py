@@ -61,7 +61,7 @@ class StartedProcesses:
         self._reloading: set[Process] = set()  # servers that do not serve again yet
 
     def all(self) -> tuple[Process, ...]:
-        """Those that have been started, servers first.  Any thread may call it."""
+        """The processes that have been started, servers first.  Any thread may call it."""
         return (*self.servers, *self.trainers.values())
 
     def number_of(self, process: Process) -> int | None:
@@ -150,13 +150,14 @@ class StartedProcesses:
         timeouts = {
             "PSERVER_HEARTBEAT_TIMEOUT": cluster.heartbeat_timeout_seconds,
             "PSERVER_START_TIMEOUT": cluster.start_timeout_seconds,
-            # without servers nobody can leave in order: the scripts' own handlers have that time
+            # without servers no trainer can leave in order: the scripts' own handlers have that
+            # time
             "PSERVER_GRACE": None if cluster.collective else cluster.grace_seconds,
         }
         given = {name: str(value) for name, value in timeouts.items() if value is not None}
         given |= self.tokens.for_trainers
         if shown and not cluster.collective:
-            given |= {SHOWN: "1"}  # without servers nobody tells the panel how far they are
+            given |= {SHOWN: "1"}  # without servers the panel cannot learn their progress
         self._roles = {number: role | given for number, role in roles.items()}
         if cluster.collective:
             for number, role in self._roles.items():

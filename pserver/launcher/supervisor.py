@@ -405,8 +405,8 @@ def rescue(endpoints: Sequence[str], data_dir: str, environ: Mapping[str, str]) 
 
 
 # ---- server reload ----
-#
-# What a server that has died here goes on from, as the others say it and as its checkpoint is.
+# The save from which a server that has died here resumes, by the others' answers and its
+# checkpoint.
 
 
 LOST_SERVER = (sys.executable, "-m", "pserver.launcher.lost_server")
@@ -436,9 +436,8 @@ def ask_for_reload(
 # ---- web page ----
 #
 # ``launch --web``: a process that serves a page with the job, for as long as the job runs.
-#
-# Its address has a token, so it is no process whose output is filed: it is told to whoever has
-# started the job, and to nobody else.
+# Its address has a token, so its output is not filed: only the user who has started the job sees
+# it.
 
 
 WEB = (sys.executable, "-m", "pserver", "web")
@@ -958,7 +957,7 @@ class Supervisor:
         Args:
             failed: the cause first.
         """
-        if self.interrupted or self._job_is_done:  # what is done is not begun again
+        if self.interrupted or self._job_is_done:  # a finished job is not started again
             self.next = Next.FAIL
             return
         ended = Ended(None, 0.0)

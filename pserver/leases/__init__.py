@@ -24,14 +24,14 @@ dealt already as it would otherwise have of what is left.
               |---- fenced, handed back --|
                                           `--the epoch is over, no step had it--> skipped
 
-A lease's positions count when a record says so: "step n of trainer t consumed these".  What a lost
-trainer had leased, and no record names, goes back and is dealt out again.  So each position is
+A lease's positions count when a record decides it: "step n of trainer t consumed these".  What a
+lost trainer had leased, and no record names, goes back and is dealt out again.  So each position is
 decided once or counted as skipped, whatever dies.
 
 [Note: trainers that step together]  A sync step needs every trainer, so each has a stripe of its
 own (:class:`~pserver.leases.epoch.Stripes`), in the order that jobs without leases have: a
 cluster's run stays equal to a single node's.  What a lost trainer had of its stripe waits for its
-replacement.  If nobody has come back when all others have used up theirs, it is divided among
+replacement.  If no process has come back when all others have used up theirs, it is divided among
 them, in equally many batches each.  A replacement that was not waited for gives up as many batches
 as the others have taken meanwhile, so that all stripes end with one step; these are divided at the
 end, too.
@@ -44,7 +44,7 @@ end is divided as it comes.
 of others are not decided, their samples may come back.  The epoch is over when nothing is left to
 deal, and all that is leased has been given to scripts that have taken no step since, and that
 wait, too (``unstepped``).  Such batches count if a step behind the loop consumes them; when the
-trainer goes on to another pass over the same data, or leaves, they count as skipped.
+trainer continues with another pass over the same data, or leaves, they count as skipped.
 
 It imports the standard library.
 """

@@ -132,8 +132,7 @@ class Intervals:
 
 
 # ---- segments ----
-#
-# Runs of positions of which nobody knows the length before somebody has met their end.
+# Runs of positions of unknown length, until a trainer has met their end.
 #
 # An epoch over files has a segment for each piece of a file, in samples.  One over an iterable has
 # a segment, in batches; where trainers step together, one for each of them: position ``p`` of
@@ -169,7 +168,7 @@ class Segments:
 
     @property
     def positions(self) -> int:
-        """How many positions have a known end behind them."""
+        """The number of positions that have a known end behind them."""
         return sum(self._length(each) for each in range(self._count)) if self.ends else 0
 
     @property
@@ -303,7 +302,7 @@ class Stripes:
             )
 
     def _share(self, trainer: int) -> int:
-        """Of the last joint batch."""
+        """A trainer's share of the last joint batch."""
         return self._last + (trainer < self._more)
 
     def of(self, trainer: int) -> Range:
@@ -526,13 +525,12 @@ class Account:
 
 
 # ---- epoch leases ----
-#
-# Who has which positions of one epoch.  See [Note: the life of a position] in the room's manual.
+# The leases of one epoch's positions.  See [Note: the life of a position] in the room's manual.
 #
 # Trainers are numbers here; which process has a number is the table's business.
 
 
-KEPT = ("stripes", "positions", "begun", "uneven")  # of an epoch that others go on with
+KEPT = ("stripes", "positions", "begun", "uneven")  # of an epoch that others continue
 SHARE = 4  # a lease on demand is at most this part of a trainer's equal share of what is left
 
 
@@ -563,7 +561,7 @@ class EpochLeases:
         self._decided = self._skipped = self._left_out = self._handed_back = 0
         self.over = False
         self.quit: set[int] = set()
-        self._read = False  # from a checkpoint, and nobody has asked yet
+        self._read = False  # from a checkpoint, and no trainer has asked yet
         self._stripes = epoch.stripes  # of the trainers that there are now
         self._segments = Segments(epoch.segments, bool(epoch.stripes)) if epoch.segments else None
         if self._segments is not None:
@@ -720,7 +718,7 @@ class EpochLeases:
         """The number of positions that no trainer has leased."""
         return self._free.size + sum(own.size for own in self._own.values())
 
-    # ---- what becomes of leases ----
+    # ---- the fate of leases ----
 
     def has_leased(self, trainer: int, ranges: Iterable[Range]) -> bool:
         """Whether all of these are leased to the trainer."""
@@ -780,15 +778,15 @@ class EpochLeases:
             self._idle[trainer] = min(self._idle[trainer], leased)
 
     def missed(self, trainer: int, others: Mapping[int, int]) -> int:
-        """How many batches more of its stripe a trainer has than the others have left: they have
-        taken as many without it.  Below 0: they divide what was its stripe already.
+        """The number of batches of its stripe that a trainer has beyond those that the others have
+        left: they have taken as many without it.  Below 0: they divide what was its stripe already.
 
         Args:
             others: the other live trainers, each with the positions in its decided steps that
                 :meth:`decided` does not know yet.
         """
         left = [self._batches_of(t, count) for t, count in others.items() if t not in self.quit]
-        # what is leased yet is no step of its own; and nobody waits for steps that are uneven
+        # what is leased yet is no step of its own; and no trainer waits for steps that are uneven
         if self.over or self.epoch.uneven or not (self._stripes and left):
             return 0
         return self._batches_of(trainer) - max(left)
@@ -805,7 +803,7 @@ class EpochLeases:
             self._give_up(own, min(own.size, count))
 
     def _batches_of(self, trainer: int, without: int = 0) -> int:
-        """Those of its stripe that are not decided, without so many positions."""
+        """The number of batches of its stripe that are not decided, without so many positions."""
         size = self._own.get(trainer, Intervals()).size - without
         size += self._leased.get(trainer, Intervals()).size
         return self._batches(size, self._extra.get(trainer, 0))
@@ -841,7 +839,7 @@ class EpochLeases:
             self._free, self._own = Intervals(), {}
             self.over = True
 
-    # ---- what is told, and kept ----
+    # ---- accounts, and persistence ----
 
     @property
     def closed(self) -> bool:

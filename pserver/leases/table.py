@@ -275,7 +275,7 @@ class LeaseTable:
         for number in sorted(self._closed)[:-KEPT]:
             del self._closed[number]
 
-    # ---- what is told, and kept ----
+    # ---- accounts, and persistence ----
 
     @property
     def accounts(self) -> dict[int, Account]:

@@ -63,8 +63,7 @@ from transpiler.plan.plan import Deployment
 # A step counts as running from the first change of a tensor to the change of its watermark.  A
 # pause waits until no step runs, and no step begins before the pause ends.  Values and watermarks
 # are then of one moment, between two steps.
-#
-# A save pauses for its cut only (server_cut.py), which it reads while steps go on.
+# A save pauses for its cut only (server_cut.py), which it reads while steps continue.
 #
 # A call that has a place in the job's log holds the steps whose records stand behind it, until it
 # has been carried out (decisions.py).
@@ -313,8 +312,8 @@ class LoggedCalls:
             What ``run`` did; None where the call was in the log before this server came back.
 
         Raises:
-            Refused: a later call of this kind has come, or this one was withdrawn; or the number is
-                that of no call of this trainer's.
+            Refused: a later call of this kind has arrived, or this one was withdrawn; or the number
+                is that of no call of this trainer's.
             TrainerLost: the trainer was lost before the call was in the log.
             PServerError: what ended the job meanwhile; and what ``run`` raises.
         """
@@ -466,11 +465,11 @@ class Followed(Protocol):
 
     @property
     def index(self) -> int:
-        """Which lane of the plan."""
+        """The index of the lane in the plan."""
 
     @property
     def undecided(self) -> int:
-        """How many steps are staged, and have no record."""
+        """The number of steps that are staged, and have no record."""
 
     @property
     def staged(self) -> Sequence[tuple[Member, int, int]]:
@@ -660,7 +659,7 @@ class Decisions:
                 if is_round:
                     self._append(self.coordinator.complete(lane, self._clock()))
 
-    # ---- what comes over the link ----
+    # ---- messages of the link ----
 
     def received(self, server: int, data: bytes) -> None:
         """Takes a message of another server; takes the job's lock.
@@ -765,7 +764,7 @@ class Decisions:
         refused = self.resumes and not isinstance(error, ServerLost)  # and not lost once more
         if over or not waits or isinstance(error, Draining) or self._dial is None or refused:
             return False
-        self.resumes = True  # the link says so
+        self.resumes = True  # the link reports them
         self._link = self._dial()
         said: list[Notice] = [*self._silences.values(), *self._waiting_calls]
         for lane in self.lanes:
@@ -785,7 +784,7 @@ class Decisions:
         if not self.resumes:
             return records
         if not resumes(data):
-            return ()  # it is told of them once more
+            return ()  # it receives them once more
         self.resumes = False
         self._job.say("back", "server 0 has come back; the job goes on")
         return [each for each in records if each.number > self.last]
@@ -803,7 +802,7 @@ class Decisions:
                 del self.away[server]
                 self.cut(ServerLost(f"server {server} has not come back within {timeout:g} s"))
 
-    # ---- what the log says ----
+    # ---- records ----
 
     def _append(self, records: Sequence[Record]) -> None:
         if records and self._servers > 1:

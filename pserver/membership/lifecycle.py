@@ -45,8 +45,7 @@ from pserver.onlookers import onlooker
 from pserver.telemetry.logs import WIDTH, LimitedLog
 
 # ---- events ----
-#
-# What has happened on a server: joins, losses, checkpoints, refusals; for who watches it.
+# The events of a server: joins, losses, checkpoints, refusals; for observers.
 
 
 KEPT = 32  # of each kind: many of one kind do not push out another

@@ -19,13 +19,13 @@ it counts for no trainer while another process of the same number is there.
 without what its script waited in steps.  So in a sync job, where all steps take equally long, the
 one for which the others wait is named, and not those that wait.  The time is the mean over the
 steps of the last ``REPORTS`` heartbeats that brought some, so that one long step, as after a
-checkpoint, names nobody for long.
+checkpoint, names no trainer for long.
 
 No clock: heartbeats bring the trainers' measurements.
 
 [Note: trainers that wait for each other]  A trainer waits in a step (for the others' steps) or at a
 barrier (for the others to reach it).  If some trainers wait in a step and all the rest at a
-barrier, none of them can ever go on: they have taken different numbers of steps.  The same holds
+barrier, none of them can ever continue: they have taken different numbers of steps.  The same holds
 where all wait at barriers, but not at the same one.  The job then fails and reports that.  Not
 where one waits in a save of the job's own, which gives way, nor where they wait for samples: see
 [Note: rings] in waits.py.  Trainers join a gathering from every wait.
@@ -186,7 +186,7 @@ class Announcements:
 
 
 REPORTS = 8
-LEAST_SECONDS = 0.005  # of a step: what takes less is nobody's trouble, and mostly noise
+LEAST_SECONDS = 0.005  # of a step: shorter times are mostly noise
 
 
 class PacedMember(Protocol):
@@ -732,7 +732,7 @@ class Membership:
         if self.away.get(process.trainer) == process:
             del self.away[process.trainer]
         member = self.by_trainer.get(process.trainer)
-        if member is None:  # so that nobody waits for it
+        if member is None:  # so that no trainer waits for it
             member = Member(process.trainer, process.incarnation, "", self.since)
             member.watermarks.update(enumerate(map(Watermark.of, self.counted.get(process, ()))))
             self.by_trainer[process.trainer] = member
@@ -821,7 +821,7 @@ def wait_until_done(
     try:
         job.waits.wait(event or job.changed, wait.done, waiting, wait.deadline, check)
     finally:
-        # the same step may have come again over another stream, with a wait of its own
+        # the same step may have arrived again over another stream, with a wait of its own
         if wait.member.waits.get(wait.place) is wait:
             del wait.member.waits[wait.place]
 

@@ -60,9 +60,9 @@ from pserver.running_clock import RUNNING
 
 
 LINGER_SECONDS = 2.5  # of a wait that is asked for call by call, from one call to the next
-NOTICE_SECONDS = 3.0  # the trainer is told of a wait that lasts longer
+NOTICE_SECONDS = 3.0  # the trainer learns of a wait that lasts longer
 SAVE_SECONDS = 3.0  # for which a ring stands before its saves are put off: others may come to them
-STEPS_SECONDS = 0.5  # likewise, where only steps wait for the saves: who waits in one comes nowhere
+STEPS_SECONDS = 0.5  # likewise, where only steps wait for the saves: their trainers join no save
 
 
 class Kind(enum.Enum):
@@ -155,7 +155,7 @@ class WaitTable:
         """The time of its clock."""
         return self._clock()
 
-    # ---- who waits ----
+    # ---- waiting trainers ----
 
     @contextmanager
     def held(
@@ -314,7 +314,8 @@ def rings(waits: Iterable[Wait]) -> list[list[Wait]]:
 
 
 def _components(edges: Mapping[int, Collection[int]]) -> list[set[int]]:
-    """Those trainers that reach one another, two or more (Tarjan's way, without recursion)."""
+    """The groups of two or more trainers that reach one another (Tarjan's way, without
+    recursion)."""
     order: dict[int, int] = {}
     low: dict[int, int] = {}
     path: list[int] = []

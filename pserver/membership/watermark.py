@@ -145,8 +145,7 @@ class Outcome:
 
 
 # ---- watermark ----
-#
-# How far a trainer has come in one lane of a server.
+# The progress of a trainer in one lane of a server.
 
 
 @dataclass(slots=True)

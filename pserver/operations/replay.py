@@ -85,13 +85,13 @@ class RecordedPart:
 
     @property
     def server(self) -> int:
-        """Which server of the plan it is of."""
+        """The index of its server in the plan."""
         assert self.program.deployment is not None, "a pserver program"
         return self.program.deployment.server_index or 0
 
     @property
     def fingerprint(self) -> str:
-        """Of the plan."""
+        """The fingerprint of the plan."""
         assert self.program.deployment is not None, "a pserver program"
         return self.program.deployment.plan.fingerprint()
 
@@ -257,7 +257,7 @@ def recorded_log(
     for path in files:
         part = looked_through(path)
         tell(path.stat().st_size)
-        if part is not None and part.run:  # otherwise no trainer has come
+        if part is not None and part.run:  # otherwise no trainer has joined
             runs[part.fingerprint, part.run].append(part)
     found = [
         run
@@ -407,7 +407,7 @@ class ReplayedServer:
         threshold = shrunk.threshold if shrunk.HasField("threshold") else None
         self.installed.tables[shrunk.table].shrink(shrunk.days, threshold, now=shrunk.time)
 
-    # ---- what it holds, as an Observer tells it ----
+    # ---- held values, as an Observer gives them ----
 
     @property
     def progress(self) -> Progress:

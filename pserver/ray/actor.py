@@ -50,7 +50,7 @@ DRAIN_SECONDS = 1.0  # a process that the function has started may hold the pipe
 
 @contextmanager
 def captured_output(say: Callable[[str], None]) -> Iterator[None]:
-    """While it lasts, what this process writes to its descriptors 1 and 2 becomes lines.
+    """Turns this process's output on its descriptors 1 and 2 into lines while the block runs.
 
     Args:
         say: called for each line, in a thread of its own.
@@ -135,7 +135,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process has ended.
+    """The end of a process.
 
     Attributes:
         status: its exit status, or 128 + the signal that killed it.
@@ -169,8 +169,7 @@ class News:
 
 
 # ---- order ----
-#
-# What an actor is told: the part of its process in the job.
+# The orders of an actor: the part of its process in the job.
 
 
 @dataclass(frozen=True)
@@ -219,7 +218,7 @@ class Order:
 # with a certificate.  So no private key is on the way, whatever Ray's own connections are like.
 #
 # Keys are needed where processes are at several addresses.  On one address they use the loopback,
-# which nobody else reaches.
+# which no one else reaches.
 
 
 LOOPBACK = "127.0.0.1"
@@ -298,13 +297,12 @@ def write_credentials(
 
 
 # ---- request ----
-#
-# What ``run`` is asked for, and what is wrong with it.
+# The arguments of ``run``, and their checks.
 
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 MOST_PROCESSES = 65536
-# What a process is told by its place in the job, or by the actor that starts it.
+# The settings of a process that follow from its place in the job, or from the actor that starts it.
 OUR_SETTINGS = (
     "TRAINING_ROLE",
     "PSERVER_ENDPOINTS",
@@ -439,11 +437,10 @@ def _check_resources(name: str, resources: Mapping[str, float] | None) -> None:
 
 
 # ---- spoken lines ----
-#
-# What a process has said and done, until somebody fetches it.
+# The news of a process, until they are fetched.
 
 
-MOST_KEPT = 20_000  # lines that nobody has fetched
+MOST_KEPT = 20_000  # unfetched lines
 MOST_BYTES = 32_768  # of lines in one answer: Ray gives answers of up to 100 KB inline
 
 

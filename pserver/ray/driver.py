@@ -33,8 +33,7 @@ from pserver.running_clock import RUNNING
 from pserver.transport.endpoint import spell
 
 # ---- failures ----
-#
-# Which process is the cause of a failure, and the error that says so.
+# The process that is the cause of a failure, and the error about it.
 
 
 @dataclass(frozen=True)
@@ -180,7 +179,7 @@ def actor_options(request: JobRequest, group: Any, kind: str, bundle: int) -> di
         "resources": needs,
         "max_restarts": 0,  # a job starts again as a whole
         "max_task_retries": 0,
-        "max_concurrency": 4,  # news, while it is told to start or to stop
+        "max_concurrency": 4,  # news, while it is asked to start or to stop
         "scheduling_strategy": scheduling.PlacementGroupSchedulingStrategy(
             placement_group=group, placement_group_bundle_index=bundle
         ),
@@ -423,7 +422,7 @@ log = logging.getLogger(__name__)
 
 
 class AttemptFailed(Exception):
-    """A process has failed; all others have ended.
+    """Raised when a process has failed and all others have ended.
 
     Attributes:
         failures: of which processes.
@@ -670,7 +669,7 @@ def run(
             "memory" in bytes, or resources of the cluster's own; one CPU unless said otherwise.  A
             process has as many threads as CPUs.
         max_restarts: how often the whole job is started again after a process has failed, or is
-            gone with its node.  The script goes on from its checkpoint, by ``fleet.load``.
+            gone with its node.  The script resumes from its checkpoint, by ``fleet.load``.
         environment: variables of all processes, as PSERVER_TRANSPORT or PSERVER_KEYS.
         server_flags: of ``pserver serve``, as ``("--data-dir", "/shared/job")``.
         strategy: of the placement group: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".

@@ -221,8 +221,7 @@ OPEN_GUARD = Guard(OPEN, 0)
 
 
 # ---- permissions ----
-#
-# The one table of who may do what: every call and every kind of frame of wire.proto, and the role
+# The one table of rights: every call and every kind of frame of wire.proto, and the role
 # that it needs.
 #
 # A call or a kind without a row is refused to everybody; a test holds the table against wire.proto.

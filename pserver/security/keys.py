@@ -54,7 +54,7 @@ CLIENTS = ("trainer", "operator")
 ROLE_URI = "pserver:role/"
 HERE = ("localhost", "127.0.0.1", "::1")  # every host's own names
 AUTHORITY_DAYS = 3650
-DAYS = 365  # of a certificate, where nothing is said
+DAYS = 365  # of a certificate, by default
 WARN_DAYS = 30  # before its end a certificate is warned of
 SKEW = timedelta(minutes=5)  # between the clocks of hosts
 NOBODY = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "pserver authority")])
@@ -286,8 +286,7 @@ def general_name(name: str) -> x509.GeneralName:
 
 
 # ---- key folder ----
-#
-# The operator's folder of keys: what lies where, and what is done with it.
+# The operator's folder of keys: its files, and the actions on them.
 #
 # ::
 #
@@ -515,7 +514,7 @@ class KeyFolder:
         at = self.path / AUTHORITY
         return {name: (at / name).read_bytes() for name in (AUTHORITY_FILE, REVOKED)}
 
-    # ---- files; who calls these has the folder alone ----
+    # ---- files; callers hold the folder's lock ----
 
     def _sign(self, host: str, role: str, key: ec.EllipticCurvePublicKey, days: int) -> bytes:
         certificate = self.authority.issue(key, role, (host,), _now(), days)
@@ -734,7 +733,7 @@ def _why(error: Exception) -> str:
 
 ONE_SIDED = "only one of the two ends has keys (--keys, PSERVER_KEYS)"
 PROBE_SECONDS = 1.0
-ALERT = b"\x15\x03"  # how TLS says no, to whoever does not speak it
+ALERT = b"\x15\x03"  # TLS's refusal of a peer that does not speak it
 HELLO = b"\x16\x03"  # how a TLS client begins
 
 # what OpenSSL says of the peer's word, in ours

@@ -535,7 +535,7 @@ def _is_held(path: Path) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # a file system without locks: nobody can say
+    except OSError:  # a file system without locks: unknown
         return True
     else:
         return False

@@ -5,8 +5,8 @@ In reading order::
     server          the process: transports, control service, clock thread, signals, draining; A
                     server's link to the other servers of its job
     handler         one stream, from its HELLO to its end; the open streams, and their draining
-    streams         whose stream it is; reading frames; those whose requests are being worked on:
-                    each is told so; the spans of one stream, for a trace; the frame that ends an
+    streams         whose stream it is; reading frames; those whose requests are being worked on,
+                    which get PROBE; the spans of one stream, for a trace; the frame that ends an
                     answer
     tensors         one stream of one lane: GRADIENT, ASSIGN, COMMIT, VALUE, PULL; the gradients of
                     one step, from the parts that arrive

@@ -157,8 +157,8 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.2
 GRACE_SECONDS = 5.0
-IDLE_GRACE_SECONDS = 0.5  # where no trainer takes part
-AWAITED_GRACE_SECONDS = 1.5  # where trainers announce themselves, each second: they are told
+IDLE_GRACE_SECONDS = 0.5  # without a live trainer
+AWAITED_GRACE_SECONDS = 1.5  # where trainers announce themselves, each second: they learn of it
 GOODBYE_SECONDS = 2.0  # for trainers to leave, when their streams have ended
 
 

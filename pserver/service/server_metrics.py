@@ -47,7 +47,7 @@ class ServerMetrics(Collector):
         return Labelled(self.labels, lambda: (self, process, *self._measured()))
 
     def labels(self) -> Mapping[str, str]:
-        """Those of this process, as of now."""
+        """The labels of this process, as of now."""
         index, fingerprint = self._job.server_index, self._job.fingerprint
         process = f"server {index}" if fingerprint else "server"
         return job_labels(self._name, fingerprint, self._job.run, self._incarnation, process)

@@ -249,7 +249,7 @@ class StreamTimes:
 # reads them in the server's memory.
 
 
-# of the values that one frame names: the server goes on while the trainer reads them
+# of the values that one frame names: the server continues while the trainer reads them
 NAMED_BYTES = 2**22
 
 
@@ -302,12 +302,10 @@ class ValueFrames:
 
 
 # ---- working streams ----
-#
-# Streams on whose requests the server works: each is told once a second that it does.
-#
-# A trainer that hears nothing takes the connection for dead, and opens another: see [Note: sending
-# again] in :mod:`pserver.client.stream`.  The thread that serves a stream answers PROBE only
-# between two requests.  While it waits for other trainers or for a long update, this file says
+# Streams on whose requests the server works: each gets a PROBE once a second.
+# A trainer that receives nothing takes the connection for dead, and opens another: see [Note:
+# sending again] in :mod:`pserver.client.stream`.  The thread that serves a stream answers PROBE
+# only between two requests.  While it waits for other trainers or for a long update, this file says
 # PROBE in its place.
 
 

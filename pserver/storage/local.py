@@ -173,7 +173,8 @@ class Upload:
 # One writer at a time in a directory: the kernel's lock on a file in it.
 #
 # The kernel frees the lock when the process ends, however it ends.  The file ``.lock`` says who
-# holds it; it is removed while it is locked, so whoever locks it looks whether it is still there.
+# holds it; it is removed while it is locked, so a process that locks it checks whether it is still
+# there.
 
 
 NAME = ".lock"
@@ -262,7 +263,7 @@ os.register_at_fork(after_in_child=_abandon_all)  # or a child would hold what i
 # A directory on this machine's disks.
 
 
-PARTIAL = "writing-"  # begins the names of what is being written
+PARTIAL = "writing-"  # begins the names of files that are being written
 
 
 @dataclass(frozen=True, slots=True)

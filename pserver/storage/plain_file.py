@@ -45,7 +45,7 @@ def descriptor(path: Path, flags: int, mode: int = 0o644) -> int:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise NotPlain(path, "a symbolic link") from error
-        if error.errno in (errno.ENXIO, errno.EISDIR):  # a pipe that nobody reads, a socket
+        if error.errno in (errno.ENXIO, errno.EISDIR):  # a pipe without a reader, a socket
             raise NotPlain(path, "none") from error
         raise
     try:
@@ -80,7 +80,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def size(path: Path) -> int | None:
-    """Of an ordinary file, in bytes; None where there is none."""
+    """The size of an ordinary file, in bytes; None where there is none."""
     try:
         found = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):

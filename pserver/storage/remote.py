@@ -30,8 +30,7 @@ from transpiler.files.files import shown, write_pieces
 from transpiler.files.named_errors import naming
 
 # ---- login ----
-#
-# Who this process is at a file system behind a URL: a user and a password, and who gets them.
+# This process's login at a file system behind a URL: a user and a password, and the URLs for them.
 #
 # A login acts on every URL below its own, in every place that is opened while it is there.  Drivers
 # of fsspec name these two differently; what they say in errors may quote them, so :func:`hidden`
@@ -123,7 +122,7 @@ def hidden(text: str) -> str:
 
 
 def _name(protocol: str, names: tuple[str, ...]) -> str | None:
-    """How a driver names the option; None: it takes none.
+    """A driver's name of the option; None: it takes none.
 
     Raises:
         ValueError: fsspec knows no such protocol.

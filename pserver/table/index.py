@@ -379,8 +379,8 @@ def listed(
     """Writes the slots from ``begin`` on that hold a row, as many as ``slots`` takes; where
     ``epoch`` is not -1, only of rows that were last changed in it.
 
-    Returns how many, and the slot to go on from.  A free slot's link may look like an id, but that
-    id's entry names another slot.
+    Returns how many, and the slot to continue from.  A free slot's link may look like an id, but
+    that id's entry names another slot.
     """
     count = 0
     start = entries.ctypes.data

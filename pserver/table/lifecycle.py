@@ -206,7 +206,7 @@ def _sample(rows: Rows, count: int, before: int) -> Array:
     while True:
         end = begin + width
         slots = rows.index.within(begin, min(end, KEYS))
-        if end > KEYS:  # it goes on at the beginning
+        if end > KEYS:  # it continues at the beginning
             slots = np.concatenate([slots, rows.index.within(0, min(end - KEYS, begin))])
         if len(slots) >= count:
             return slots

@@ -120,12 +120,12 @@ class TableChunks:
 
     @property
     def indexes(self) -> tuple[Index, Index]:
-        """Of the rows, and of the ids that wait."""
+        """The indexes of the rows, and of the waiting ids."""
         return self._rows.index, self._lifecycle.admission.index
 
     @property
     def epoch(self) -> int:
-        """How many saves there were."""
+        """The number of saves."""
         return self._rows.epoch
 
     def _index(self, part: int) -> Index | None:
@@ -193,7 +193,7 @@ class TableChunks:
         self._load_words(chunk, slots, own)
 
     def _own(self, ids: Array, server: int, servers: int) -> tuple[Array, Array]:
-        """Those of the ids that belong to this server, and their places."""
+        """The ids that belong to this server, and their places."""
         own = np.flatnonzero(owners(ids, servers) == server)
         return np.ascontiguousarray(ids[own]), own
 
@@ -271,7 +271,7 @@ class SlotCut:
     Args:
         index: which notifies of changes from now on, until :meth:`close`.
         epoch: only rows that were last changed in it; -1: all.
-        after: the epoch of all changes from here on, which no row has before; -1: there is none.
+        after: the epoch of all later changes, which no row has before; -1: there is none.
         copied: gives the chunk of the rows in some slots.
 
     Attributes:

@@ -437,7 +437,7 @@ class TieredTable(SparseTable):
     # ---- between the tiers ----
 
     def _absent(self, ids: Array) -> Array:
-        """Those of the ids that have no row in memory, each once."""
+        """The ids that have no row in memory, each once."""
         slots, missing = self._rows.index.locate(ids)
         return unique(ids[slots < 0])[0] if missing else ids[:0]
 

@@ -76,7 +76,7 @@ def write_json(level: int = logging.NOTSET, out: TextIO | None = None) -> None:
 LINES, SECONDS = 8, 60.0  # of one kind of refusal, so many lines in so many seconds
 WIDTH = 500  # characters of such a line
 MOST_SAID = 64  # things that are known to have been said just now
-OFTEN = 8  # that many times each one is said; from there on the 16th, the 32nd, the 64th, ...
+OFTEN = 8  # that many times each one is logged; after that the 16th, the 32nd, the 64th, ...
 
 
 class RepeatedWarning:

@@ -511,7 +511,7 @@ def build_info(torch: str) -> Metric:
     """
     try:
         own = version("pserver")
-    except PackageNotFoundError:  # a folder that nobody has installed
+    except PackageNotFoundError:  # a folder that is not installed
         own = ""
     return current(
         "pserver_build_info",

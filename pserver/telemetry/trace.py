@@ -348,7 +348,7 @@ def _us(seconds: float) -> float:
 
 
 def _order(event: Event) -> tuple[int, float]:
-    """Of events of one moment: the longer span first, and arrows behind spans."""
+    """The sort key of events of one moment: the longer span first, and arrows behind spans."""
     return (0, -event["dur"]) if event["ph"] == "X" else (1, 0.0)
 
 

@@ -29,7 +29,7 @@ Metadata = Iterable[tuple[str, str | bytes]]
 
 
 def checksum(buffers: Sequence[Buffer]) -> int:
-    """Of buffers, one behind another."""
+    """The checksum of buffers, one behind another."""
     total = 0
     for buffer in buffers:
         total = crc32c(buffer, total)

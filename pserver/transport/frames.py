@@ -362,7 +362,7 @@ def _describe(tensor: Tensor) -> str:
 
 
 def encode_header(header: Frame, payload_bytes: int) -> bytes:
-    """All of a message but its payload's bytes, which follow.
+    """The bytes of a message up to its payload's, which follow.
 
     See [Note: the payload stands behind the header].
     """

@@ -228,7 +228,7 @@ class GrpcListener:
         self.port = self._grpc.port
 
         def admitted(stream: Stream) -> None:
-            stream.admit()  # nobody has to say HELLO here
+            stream.admit()  # no HELLO is needed here
             handle(stream)
 
         self._exchanges = Exchanges(admitted, checksum=checksum)

@@ -4,8 +4,8 @@
 process shortens the file.  So the end that makes a memory file seals its size, and the end that
 takes it checks the seals before it maps.  The pages are allocated when the file is made: if there
 is no room for them, that is an error at once, and not a crash later.  A mapping that can only be
-read protects nothing, as whoever has the descriptor can map it again.  So a file that others must
-not write is sealed against that, too: only a mapping from before the seal can write to it.
+read protects nothing, as a process that has the descriptor can map it again.  So a file that others
+must not write is sealed against that, too: only a mapping from before the seal can write to it.
 """
 
 from __future__ import annotations

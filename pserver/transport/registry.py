@@ -52,7 +52,7 @@ TRANSPORTS: dict[str, Transport] = {
 
 
 def suited(names: Sequence[str], host: str) -> list[str]:
-    """Those of a trainer's transports that can reach a server at ``host``: "shm" only where that is
+    """The transports of a trainer that can reach a server at ``host``: "shm" only where that is
     this host, or where no other is named.
     """
     return [name for name in names if name != "shm" or len(names) == 1 or is_here(host)]

@@ -213,7 +213,7 @@ _log = logging.getLogger(__name__)
 SWEEP_SECONDS = 0.2  # between two looks for connections that are late
 ACCEPTED_AT_ONCE = 64  # then those that are open have their turn
 ROOM_BYTES = 2**18  # passed on at once: what a processor's cache holds
-STRANGERS = 512  # connections of those who have not proved who they are; gRPC takes 20 KB of each
+STRANGERS = 512  # connections of unproved peers; gRPC takes 20 KB of each
 STRANGERS_BYTES = 2**23  # that all of them together may have sent
 KEEPALIVE_SECONDS = 60  # until the kernel asks a silent peer whether it is still there
 
@@ -322,7 +322,7 @@ class TcpProxy:
             for key, _ in self._selector.select(SWEEP_SECONDS):
                 try:
                     self._act(key)
-                except Exception as error:  # without this thread nobody reaches the server
+                except Exception as error:  # without this thread no client reaches the server
                     self._refusals.say("bug", f"control {self.port}", logging.ERROR, error)
                     self._drop(key.data)
             if self._refusing.is_set() and self._listening.fileno() >= 0:

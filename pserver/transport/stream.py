@@ -653,7 +653,7 @@ class SocketStream(ABC):
         self._closed = False  # nothing is sent any more
         self._ended = False  # the peer has closed its side
 
-    # ---- what a transport does; all but _shut_down under the lock of its direction ----
+    # ---- the transport's methods; all but _shut_down under the lock of its direction ----
 
     @abstractmethod
     def _write(self, header: Frame, head: bytes, payload: Sequence[Buffer]) -> None:

@@ -83,7 +83,7 @@ PREFIX = struct.Struct("<IQ")
 CHECKED_PREFIX = struct.Struct("<IQII")
 BUFFER_BYTES = 2**15  # read at once, where it is not known yet what comes
 GATHERED_BYTES = 2**14  # up to here joining the buffers costs less than listing them
-LANDING_BYTES = 2**15  # from here on a payload is read to where it goes
+LANDING_BYTES = 2**15  # from this size on a payload is read to its destination
 FEW = 8  # places; to more than that a copy is faster than as many calls of the kernel
 MOST_BUFFERS = 512  # of one call; the kernel takes 1,024
 
@@ -480,7 +480,7 @@ def _is_local(peer: str) -> bool:
 # ---- tcp ----
 
 
-LINGER_SECONDS = 1.0  # for a peer that is told why, and still sends
+LINGER_SECONDS = 1.0  # for a peer that receives the reason, and still sends
 
 
 class TcpStream(SocketStream):

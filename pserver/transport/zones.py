@@ -160,11 +160,11 @@ class UnmappedZones:
     """Zones of a segment that this end cannot map: gradients travel, and values are missed."""
 
     def take(self, header: Frame, payload: Sequence[memoryview], size: int) -> bool:
-        """No."""
+        """False: nothing lies in the segment."""
         return False
 
     def receive(self, header: Frame, size: int, land: Land | None) -> memoryview:
-        """It cannot be read."""
+        """Returns that the value is missed: the segment cannot be read."""
         return MISSED
 
 

@@ -53,7 +53,7 @@ from pserver.wire_pb2 import StatusReply, StatusRequest
 
 log = logging.getLogger(__name__)
 
-Act = Callable[[], str]  # does it, and says in a sentence what has come of it
+Act = Callable[[], str]  # carries it out, and returns a sentence about the outcome
 
 
 class Acts:
@@ -113,8 +113,7 @@ class Acts:
 
 
 # ---- watched ----
-#
-# What is known of a job that is watched: its curves, its events, and how it is now.  No clock, no
+# The known state of a watched job: its curves, its events, and its present state.  No clock, no
 # thread, no socket: time is an argument.
 
 
@@ -375,8 +374,7 @@ class Collector:
 
 
 # ---- visitors ----
-#
-# Who may read the page, and who may act: see [Note: one page, one token].
+# The rights to read the page, and to act: see [Note: one page, one token].
 
 
 TOKEN = "token"  # in the address that is printed
@@ -474,7 +472,7 @@ def _divided(header: str) -> tuple[str, str]:
 
 
 SECONDS = 10.0  # for a stranger to show the token, and between two parts of a later request
-MOST_OPEN = 64  # connections of strangers, and as many of who has the token
+MOST_OPEN = 64  # connections of strangers, and as many of holders of the token
 MOST_BODY = 1024  # bytes that a request may have behind its headers
 FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),

@@ -163,7 +163,7 @@ class Split:
         return self.compute + self.others + self.update + self.wire
 
     def parts(self) -> dict[str, float]:
-        """By name."""
+        """The parts by name."""
         return {
             "compute": self.compute,
             "others": self.others,
@@ -413,7 +413,7 @@ def spoken(value: float) -> float | str:
 
 
 SILENT_SECONDS = 5.0  # of a trainer that should beat each second
-LATE_SHARE = 0.1  # of a step: from here on a trainer holds up the others
+LATE_SHARE = 0.1  # of a step: from this share on a trainer delays the others
 SLOWER = 1.25  # times the fastest
 STILL_SECONDS = 5.0  # without a step
 FRESH_SECONDS = 120.0  # of a checkpoint
@@ -467,7 +467,7 @@ class Facts:
 
     @property
     def states(self) -> set[str]:
-        """Of the servers that have answered."""
+        """The states of the servers that have answered."""
         return {reply.state for reply in self.sighting.replies.values()}
 
     @property

@@ -5,12 +5,12 @@ same name in DNS.  Trainers are the pods of one job, numbered by Kubernetes.  Th
 every server is ready, and wait for servers besides.
 
 A server that comes back holds no values.  So the trainers' job ends with ``ServerLost``, each
-trainer's pod is replaced, and the script goes on from its newest checkpoint.  A pod that a node
+trainer's pod is replaced, and the script resumes from its newest checkpoint.  A pod that a node
 evicts does not count, as its process has not failed; others may fail ``--restarts`` times each.
 Then the JobSet fails.  JobSet's own action ``RestartJob`` would be no better, and is off in most
 clusters.
 
-A server ends with 0 when it is told to end, and a job of Kubernetes would take that for success,
+A server ends with 0 after a request to end, and a job of Kubernetes would take that for success,
 and make no other pod.  So a shell stands before the server, passes SIGTERM on, and ends with 1.
 """
 

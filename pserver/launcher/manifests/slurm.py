@@ -2,7 +2,7 @@
 for each process.
 
 Without keys all processes are on one host, and have a secret of the job's own.  With keys, or where
-nobody else reaches the network, they are on as many hosts as Slurm chooses; and where trainers have
+no one else reaches the network, they are on as many hosts as Slurm chooses; and where trainers have
 GPUs besides, the job has two parts (a heterogeneous job), so that servers take no host with GPUs.
 
 The script is assignments, made here, and ``batch_script.sh``.

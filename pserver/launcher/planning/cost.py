@@ -44,7 +44,7 @@ class LaneLoad:
 
     Attributes:
         mode: the update mode's name.
-        waits: the script waits for a message's answer before it goes on.
+        waits: the script waits for a message's answer before it continues.
         steps: of the script that one message stands for, at most.
         together: servers wait for every trainer's message.
         sent, received: bytes of dense parameters in one message of one trainer, by server.
@@ -80,7 +80,7 @@ class JobLoad:
 
     @property
     def servers(self) -> int:
-        """How many there are."""
+        """The number of servers."""
         return len(self.memory)
 
     def write(self, path: str) -> None:
@@ -281,7 +281,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class _Bytes:
-    """Of one trainer's messages: by server."""
+    """The bytes of one trainer's messages, by server."""
 
     sent: tuple[float, ...]
     received: tuple[float, ...]
