@@ -43,7 +43,7 @@ class SideBusiness:
         (None, None, 7)
         >>> for line in said:
         ...     print(line)
-        the log: [Errno 28] No space left on device; tried again, and all else goes on
+        the log: [Errno 28] No space left on device; will be tried again, all else continues
         the log: works again, after 2 failures
     """
 
@@ -61,7 +61,7 @@ class SideBusiness:
                 self.failures += 1
                 first = self.failures == 1
             if first:
-                self._tell(f"{self._what}: {error}; tried again, and all else goes on")
+                self._tell(f"{self._what}: {error}; will be tried again, all else continues")
             return None
         if self.failures:
             with self._lock:

@@ -63,7 +63,7 @@ def add_keys(sub: argparse.ArgumentParser) -> None:
         help="where to wait, as the new host can reach it (default: this host's name, any port)",
     )
     enrol.add_argument(
-        "--minutes", metavar="N", type=float, default=15.0, help="the code counts (default: 15)"
+        "--minutes", metavar="N", type=float, default=15.0, help="the code is valid (default: 15)"
     )
     redeem = acts.add_parser("redeem", help="on the new host: asks for the code, gets keys")
     redeem.add_argument("directory", metavar="DIR", help="where this host's keys are written")
@@ -343,7 +343,7 @@ def _add_manifest_processes(sub: argparse.ArgumentParser) -> None:
     add(
         "--in-image",
         action="store_true",
-        help="SCRIPT is a file of the image; otherwise it is one here, and comes along",
+        help="SCRIPT is a file of the image; otherwise it is a local file, and is included",
     )
     add("--cpus", metavar="N", default="", help="of each process: 2, or 500m for half of one")
     add("--memory", metavar="SIZE", default="", help="of each process: 4Gi")
@@ -451,7 +451,7 @@ def add_replaying(sub: argparse.ArgumentParser) -> None:
         metavar="CHECKPOINT",
         help="the checkpoint to begin with, of the recorded job (default: the log's beginning)",
     )
-    add("--to", metavar="PATH", help="where to write what comes out, a checkpoint")
+    add("--to", metavar="PATH", help="where to write the result, a checkpoint")
     add("--overwrite", action="store_true", help="write it even if something is there already")
     add(
         "--until",
@@ -647,7 +647,7 @@ def _add_saving(sub: argparse.ArgumentParser) -> None:
     add(
         "--programs",
         action="store_true",
-        help="a file for each server instead, with which `pserver serve --program` goes on",
+        help="a file for each server instead, from which `pserver serve --program` resumes",
     )
 
 

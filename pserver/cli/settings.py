@@ -79,8 +79,8 @@ def add_checkpoints(sub: argparse.ArgumentParser) -> None:
         "--checkpoint",
         metavar="DIR|URL",
         default="",
-        help="the folder where the job saves as it goes, and from whose newest checkpoint it goes "
-        "on (default: nowhere)",
+        help="the folder where the job saves automatically, and from whose newest checkpoint it "
+        "resumes (default: nowhere)",
     )
     add(
         "--every",
@@ -174,10 +174,10 @@ EVERY = (
         "the script failed; with `--search`, a probe",
         otherwise="the script's own status",
     ),
-    ExitStatuses("pserver manifest", "the file was written", "the disk refuses"),
+    ExitStatuses("pserver manifest", "the file was written", "a disk error"),
     ExitStatuses(
         "pserver status",
-        "every server answered, none has failed, and none waits for one that is away",
+        "every server answered, none has failed, and none waits for an unreachable one",
         "otherwise",
     ),
     ExitStatuses("pserver status --ready", "every server takes trainers", "otherwise"),
@@ -185,13 +185,13 @@ EVERY = (
     ExitStatuses(
         "pserver save",
         "the checkpoint was written",
-        "a server does not answer, holds nothing or has another job; or the disk refuses",
+        "a server does not answer, holds nothing or has another job; or a disk error",
     ),
     ExitStatuses(
         "pserver replay",
         "all that was asked for is applied; a log that ends early is said",
         "log and checkpoint do not belong together, or one is damaged; something is at `--to`; or "
-        "the disk refuses",
+        "a disk error",
     ),
     ExitStatuses(
         "pserver reset",
@@ -297,9 +297,9 @@ STATUS = """Shows each server's state, what it holds, its trainers, and the byte
 through it."""
 
 
-WEB = """Serves one page that shows a running job: who is there, where the time of a step goes, loss
-and throughput, tables, logs.  It prints an address with a token, without which nobody reads it, and
-ends with 0 on SIGTERM or Ctrl-C."""
+WEB = """Serves one page that shows a running job: its processes, the parts of a step's time, loss
+and throughput, tables, logs.  It prints an address with a token, which readers need, and ends with
+0 on SIGTERM or Ctrl-C."""
 SAVE = """Writes what the servers of a running or a failed job hold (parameters, buffers, tables,
 optimizer state, step) as a checkpoint that fleet.load reads, on any number of servers.  A running
 job waits meanwhile, between two of its steps.  The servers do not know everything: fleet.load says

@@ -199,7 +199,8 @@ class Absences:
 
 class PutOff(Exception):
     """A meeting for an automatic save is put off: the trainers would wait for one another
-    forever."""
+    forever.
+    """
 
 
 @dataclass(frozen=True, slots=True)

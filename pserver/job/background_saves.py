@@ -136,7 +136,7 @@ class BackgroundSaves:
                 self.bytes_written += size - progress.bytes
                 progress.bytes = size
 
-        failure = "it has ended before its end"  # until it is known
+        failure = "it has ended before it was complete"  # until it is known
         try:
             failure = self._failure_of(lambda: wrote(saving.write(wrote)))
             with self._condition:

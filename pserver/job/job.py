@@ -1324,7 +1324,7 @@ class Job:
         """The job's clock, in seconds."""
         return self._clock()
 
-    # ---- what the job holds, as files: Save and Load ----
+    # ---- files of the job: Save and Load ----
 
     def _record(self, installed: InstalledProgram) -> None:
         """Records the job's log, where the server's settings ask for it."""

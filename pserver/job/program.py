@@ -593,6 +593,7 @@ def _rows(table: LockedTable) -> HeldRows:
 
 
 # ---- observations ----
+#
 # Observers read a job's values without joining it: ``pserver save``.
 
 

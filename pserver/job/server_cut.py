@@ -3,7 +3,7 @@
 [Note: a cut]  Steps wait only while the state of one moment is fixed.  Slices and their states
 are copied, into memory that is there by then.  Tables are not: a step that is about to change a row
 copies it first (slot_cut.py).  Then steps continue, and the save reads copies and tables beside
-them. Every copy is given up when it is written.
+them.  Every copy is given up when it is written.
 """
 
 from __future__ import annotations

@@ -151,6 +151,7 @@ class EntryReader:
 
 
 # ---- write ahead log ----
+#
 # The file to which server 0 writes its own state of the job, before any other process receives it.
 
 

@@ -77,7 +77,7 @@ class FollowerLink:
         received: called with each message of the coordinator, once and in order, in one thread.
         lost: called once, where the link has ended and :meth:`close` was not called: no answer
             arrives for the heartbeat timeout, or the coordinator refuses this server, or is
-            shutting down. Nothing is received afterwards.  It waits for ``received``: neither may
+            shutting down.  Nothing is received afterwards.  It waits for ``received``: neither may
             wait for the other.
         last: of a server that follows again: the number of the last record that it has.
         returns: another process may take the coordinator's place: then this link is lost at once.

@@ -118,7 +118,8 @@ class CoordinatorLinks:
 
     def close(self) -> None:
         """Ends all links; no server may follow until :meth:`expect`.  Harmless when called
-        twice."""
+        twice.
+        """
         with self._lock:
             self._fingerprint = ""
             followers, self._followers = self._followers, {}
@@ -138,7 +139,7 @@ class CoordinatorLinks:
         free.listens = False
         return free
 
-    # ---- what the coordinator says ----
+    # ---- the coordinator's messages ----
 
     def send(self, server_index: int, message: bytes) -> None:
         """Sends a message to one server, where it arrives once and in order.  It does not wait for

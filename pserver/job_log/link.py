@@ -312,7 +312,7 @@ class LinkEnd:
     def _is_waiting(self) -> bool:
         return bool(self._messages.unheard) and self._stream is not None
 
-    # ---- what arrives ----
+    # ---- arrivals ----
 
     def next_frame(self, stream: SequencedStream) -> Frame | None:
         """The next frame of a stream; None at its end.

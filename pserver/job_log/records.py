@@ -291,6 +291,7 @@ def _write(to: message.ProcessStep, step: ProcessStep) -> None:
 
 
 # ---- standing ----
+#
 # The state of a job's log, for a server that was lost and comes back; and its losses.
 #
 # ::

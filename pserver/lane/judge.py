@@ -20,7 +20,7 @@ compares each norm of a step with the history of the same trainer and variable, 
 the step is applied, and treats the step as one with a NaN (see [Note: NaN] in judge.py):
 
 - *refuse*: nothing of the step is applied, and in a sync round no trainer's step is; in diloco the
-round continues without the parameters of that trainer.
+  round continues without the parameters of that trainer.
 - *apply*: the step is applied.
 - *stop*: the job fails.
 

@@ -72,6 +72,7 @@ if TYPE_CHECKING:
 
 
 # ---- applied rounds ----
+#
 # The applied sync rounds of one lane: what they leave behind, and the answer to a trainer
 # that asks again.
 
@@ -199,7 +200,8 @@ class LaneUpdates:
 
     def takes_nothing(self, own: Contribution) -> bool:
         """Whether one trainer's step has all that its update reads, so that no values are
-        copied."""
+        copied.
+        """
         reads = own.buffers or own.row_gradients or self._one_by_one.compensates
         return not reads and self._recording.recorder is None
 
@@ -602,7 +604,8 @@ class StagedSteps:
 
 def waiting(current: SyncRound, members: Membership, lane: int) -> list[tuple[Member, int, int]]:
     """The staged steps of a round of all trainers, as :attr:`StagedSteps.waiting` in other
-    lanes."""
+    lanes.
+    """
     found = {} if current.time else current.contributions
     staged = [(members.by_trainer[trainer], each.rows) for trainer, each in found.items()]
     return [(member, member.watermark(lane).taking, rows) for member, rows in staged]
@@ -679,14 +682,14 @@ class StepChecks:
         waits = self._lane.kind.waits_for_all
         if contribution.written and not waits:
             raise Refused(
-                f"{who}: expected no checksums in a lane whose steps wait for nobody, got one of "
+                f"{who}: expected no checksums in a lane without joint steps, got one of "
                 f"{min(contribution.written)!r}"
             )
         if not waits or not contribution.assignments:
             return
         assigned = contribution.assignments.keys() & self._updates.keys()
         if unsaid := assigned - contribution.written.keys():
-            raise Refused(f"{who} assigns {min(unsaid)!r}, and does not say its checksum")
+            raise Refused(f"{who} assigns {min(unsaid)!r} without its checksum")
 
 
 # ---- update tasks ----

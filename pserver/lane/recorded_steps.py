@@ -229,7 +229,8 @@ def _buffers(
     contributions: Mapping[int, Contribution],
 ) -> dict[str, dict[int, torch.Tensor | None]]:
     """The buffers, by slice and trainer; a trainer of the step that has sent none has the
-    server's."""
+    server's.
+    """
     buffers: dict[str, dict[int, torch.Tensor | None]] = {}
     for (trainer, kind), named in found.items():
         for name, value in named.items() if kind == Array.BUFFER else ():

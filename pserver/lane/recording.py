@@ -67,7 +67,8 @@ class Recording:
 
     def stands(self, standing: Standing) -> None:
         """Records that this server has come back, and has loaded its save; records continue from
-        here."""
+        here.
+        """
         if self.recorder is not None:
             records = Records.FromString(standing.to_bytes())
             self.recorder.append(kept_of(Entry(records=records)))

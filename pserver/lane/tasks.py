@@ -295,7 +295,8 @@ class UpdateTask:
 
     def _tell_one(self) -> None:
         """Notifies a thread that may help: one that waits for this update, or else for a later
-        one."""
+        one.
+        """
         task: UpdateTask | None = self
         while task is not None:
             for event in task._events.values():

@@ -307,7 +307,8 @@ class Process:
     @property
     def blameless(self) -> bool:
         """Whether a signal has ended it, or its job has lost it, as its output says: not a fault of
-        its script."""
+        its script.
+        """
         return self.signalled or bool(_DROPPED.search(self.told))
 
     @property

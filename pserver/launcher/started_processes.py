@@ -170,7 +170,8 @@ class StartedProcesses:
 
     def finished(self, *numbers: int) -> bool:
         """Whether these trainers of a job without servers have left the mark that they have
-        finished it."""
+        finished it.
+        """
         return all(self._mark(number).exists() for number in numbers)
 
     def start_again(self, number: int) -> None:

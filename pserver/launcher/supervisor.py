@@ -405,6 +405,7 @@ def rescue(endpoints: Sequence[str], data_dir: str, environ: Mapping[str, str]) 
 
 
 # ---- server reload ----
+#
 # The save from which a server that has died here resumes, by the others' answers and its
 # checkpoint.
 
@@ -436,6 +437,7 @@ def ask_for_reload(
 # ---- web page ----
 #
 # ``launch --web``: a process that serves a page with the job, for as long as the job runs.
+#
 # Its address has a token, so its output is not filed: only the user who has started the job sees
 # it.
 
@@ -774,7 +776,8 @@ class Supervisor:
 
     def _does_without(self, process: Process, why: str) -> None:
         """Notes, with the reason, a failed trainer for which the job is neither ended nor started
-        again."""
+        again.
+        """
         self.say(f"{process.name} {why}")
         self.ended = [each for each in self.ended if each is not process]
         self.lost.append(process)
@@ -973,7 +976,8 @@ class Supervisor:
 
     def _end_panel(self) -> None:
         """Ends the panel: ``launch`` itself prints lines from now on, or nothing changes any
-        more."""
+        more.
+        """
         if self.panel is not None:
             self.panel.close()
 

@@ -132,6 +132,7 @@ class Intervals:
 
 
 # ---- segments ----
+#
 # Runs of positions of unknown length, until a trainer has met their end.
 #
 # An epoch over files has a segment for each piece of a file, in samples.  One over an iterable has
@@ -525,6 +526,7 @@ class Account:
 
 
 # ---- epoch leases ----
+#
 # The leases of one epoch's positions.  See [Note: the life of a position] in the room's manual.
 #
 # Trainers are numbers here; which process has a number is the table's business.
@@ -656,7 +658,8 @@ class EpochLeases:
     @property
     def _dealt(self) -> int:
         """The number of positions that were ever leased: where the end is unknown, as many may be
-        left."""
+        left.
+        """
         return self._decided + self._skipped + sum(_finite(each) for each in self._leased.values())
 
     def _as_lease(self, ranges: list[Range], batches: int, left: int) -> Lease:
@@ -831,7 +834,8 @@ class EpochLeases:
 
     def stop(self, trainer: int, awaited: Collection[int]) -> None:
         """Notes that a trainer leases nothing more of the epoch, which ends when no other one
-        does."""
+        does.
+        """
         self.quit.add(trainer)
         self._idle.pop(trainer, None)
         if not self.over and set(awaited) <= self.quit:

@@ -322,7 +322,7 @@ class LeaseTable:
         made._close()
         return made
 
-    # ---- what a process has to know that takes the place of this one ----
+    # ---- the whole state, for a replacement of the process ----
 
     def repeat(self, change: str, arguments: Sequence[Any]) -> None:
         """Repeats a change that another process has made to its table.

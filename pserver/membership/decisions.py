@@ -8,8 +8,8 @@ it.
 
 [Note: an awaited server]  Where a lost server may come back, server 0 keeps the job: nothing is
 decided while it is unreachable, as it stages nothing.  When it follows again it receives the state
-of the log, and then each record; trainers send it their steps again. Where server 0 itself is lost,
-the others keep what they have staged, and follow it again: they send the number of their last
+of the log, and then each record; trainers send it their steps again.  Where server 0 itself is
+lost, the others keep what they have staged, and follow it again: they send the number of their last
 record, receive those after it, and report again the staged steps and the silent trainers.
 
 [Note: a call's turn]  What such a call reads or changes depends on steps, so it has a place among
@@ -63,6 +63,7 @@ from transpiler.plan.plan import Deployment
 # A step counts as running from the first change of a tensor to the change of its watermark.  A
 # pause waits until no step runs, and no step begins before the pause ends.  Values and watermarks
 # are then of one moment, between two steps.
+#
 # A save pauses for its cut only (server_cut.py), which it reads while steps continue.
 #
 # A call that has a place in the job's log holds the steps whose records stand behind it, until it
@@ -583,7 +584,7 @@ class Decisions:
         """Whether this server is the coordinator."""
         return self.coordinator is not None
 
-    # ---- what happens here ----
+    # ---- notices ----
 
     def staged(
         self, lane: int, member: Member, step: int, rows: int = 0, consumed: Consumed = ()

@@ -45,6 +45,7 @@ from pserver.onlookers import onlooker
 from pserver.telemetry.logs import WIDTH, LimitedLog
 
 # ---- events ----
+#
 # The events of a server: joins, losses, checkpoints, refusals; for observers.
 
 
@@ -200,7 +201,8 @@ class Lifecycle:
 
     def wake_all(self) -> None:
         """Wakes all waits after a change that may concern any of them.  The caller holds the
-        lock."""
+        lock.
+        """
         self.waits.wake_all()
         self.condition.notify_all()
 

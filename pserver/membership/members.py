@@ -218,7 +218,8 @@ class Pace:
     @onlooker("the watch for stragglers")
     def heard(self, report: wire.TrainerReport) -> None:
         """Takes a heartbeat's report: the steps and seconds of the lane that takes most of the
-        time."""
+        time.
+        """
         lane = max(report.lanes, key=lambda each: each.step_seconds, default=wire.LaneReport())
         if not self._heard or lane.steps > self._heard[-1][0]:
             own = max(0.0, lane.step_seconds - lane.blocked_seconds)
@@ -646,7 +647,8 @@ class Membership:
 
     def first_of(self, which: Callable[[Member], bool]) -> int | None:
         """The first of the live trainers that ``which`` accepts: the lowest-ranked; late ones
-        follow in order."""
+        follow in order.
+        """
         there = sorted((each.late, each.trainer) for each in self.joined() if which(each))
         return there[0][1] if there else None
 

@@ -315,7 +315,8 @@ def rings(waits: Iterable[Wait]) -> list[list[Wait]]:
 
 def _components(edges: Mapping[int, Collection[int]]) -> list[set[int]]:
     """The groups of two or more trainers that reach one another (Tarjan's way, without
-    recursion)."""
+    recursion).
+    """
     order: dict[int, int] = {}
     low: dict[int, int] = {}
     path: list[int] = []

@@ -145,6 +145,7 @@ class Outcome:
 
 
 # ---- watermark ----
+#
 # The progress of a trainer in one lane of a server.
 
 
@@ -197,7 +198,8 @@ class Watermark:
     @classmethod
     def of(cls, applied: Applied) -> Watermark:
         """The watermark of a trainer that has taken these steps in another process of the
-        server."""
+        server.
+        """
         return cls(applied=applied.step, rows=applied.rows)
 
     def take(self, step: int, rows: int) -> bool:

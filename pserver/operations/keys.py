@@ -110,7 +110,7 @@ def init(path: Path, hosts: Sequence[str], days: int, console: Console) -> None:
     for host in hosts:
         made = folder.add(host, days)
         _say(console, f"{path / host}: {'for host ' + host if made else 'was there'}")
-    _say(console, f"{path / OPERATOR}: for who runs `pserver save`, `reset` and `drain`")
+    _say(console, f"{path / OPERATOR}: for the user who runs `pserver save`, `reset` and `drain`")
     _say(console, f"{path / 'authority'}: signs all keys; it never leaves this machine")
 
 

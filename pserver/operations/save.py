@@ -410,7 +410,7 @@ def save_programs(
     folder = local_path(path, "pserver save --programs")
     with holding(endpoints, access_of) as job:
         if job.apart:
-            raise Refused(f"{job.apart}: no job can go on from there; use pserver save")
+            raise Refused(f"{job.apart}: no job can resume from there; use pserver save")
         folder.mkdir(parents=True, exist_ok=True)
         for index, observer in enumerate(job.observers):
             file = folder / f"server-{index}.program"

@@ -169,6 +169,7 @@ class News:
 
 
 # ---- order ----
+#
 # The orders of an actor: the part of its process in the job.
 
 
@@ -297,6 +298,7 @@ def write_credentials(
 
 
 # ---- request ----
+#
 # The arguments of ``run``, and their checks.
 
 
@@ -437,6 +439,7 @@ def _check_resources(name: str, resources: Mapping[str, float] | None) -> None:
 
 
 # ---- spoken lines ----
+#
 # The news of a process, until they are fetched.
 
 

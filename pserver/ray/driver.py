@@ -33,6 +33,7 @@ from pserver.running_clock import RUNNING
 from pserver.transport.endpoint import spell
 
 # ---- failures ----
+#
 # The process that is the cause of a failure, and the error about it.
 
 

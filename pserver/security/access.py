@@ -221,6 +221,7 @@ OPEN_GUARD = Guard(OPEN, 0)
 
 
 # ---- permissions ----
+#
 # The one table of rights: every call and every kind of frame of wire.proto, and the role
 # that it needs.
 #
@@ -398,7 +399,7 @@ PORTS = (
         "trainer 0 of trainers that exchange tensors among themselves; torchrun's agent",
         "`MASTER_PORT`, a program's first endpoint, or any free one",
         "`MASTER_ADDR`'s",
-        "who is there, and what each runs",
+        "the processes, and what each runs",
         "nothing: beyond loopback only with `--insecure-collective`",
     ),
     Port(
@@ -423,6 +424,6 @@ PORTS = (
         "`--listen`; any free one unless given",
         "`--listen`'s; this host's name unless given",
         "one code, and the certificates for it",
-        "TLS 1.3 with the certificate that the code names; ends when the code has come",
+        "TLS 1.3 with the certificate that the code names; ends when the code has been used",
     ),
 )

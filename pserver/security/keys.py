@@ -286,6 +286,7 @@ def general_name(name: str) -> x509.GeneralName:
 
 
 # ---- key folder ----
+#
 # The operator's folder of keys: its files, and the actions on them.
 #
 # ::
@@ -425,7 +426,8 @@ class KeyFolder:
 
     def sign(self, host: str, role: str, key: ec.EllipticCurvePublicKey, days: int = DAYS) -> bytes:
         """Makes a certificate for a key that this folder does not have, as PEM; files and lists
-        it."""
+        it.
+        """
         with _alone(self.path):
             return self._sign(host, role, key, days)
 
@@ -845,7 +847,8 @@ def reason_of(error: ssl.SSLError) -> str:
 
 def _own(keys: Keys) -> ssl.SSLContext:
     """Raises Untrusted if the peer will not take our certificate: it may end the connection without
-    an error."""
+    an error.
+    """
     keys.check(keys.bearer, *ROLES)
     return keys.client_context()
 

@@ -223,7 +223,8 @@ class StreamTimes:
     @onlooker("the trace")
     def got(self, header: Frame) -> None:
         """Notes that a frame arrives, or has arrived: a step's first one begins the span that its
-        COMMIT ends."""
+        COMMIT ends.
+        """
         if header.kind == Kind.PULL:
             self._answers = "pull"
         if header.kind not in OF_STEPS or not header.step:
@@ -302,7 +303,9 @@ class ValueFrames:
 
 
 # ---- working streams ----
+#
 # Streams on whose requests the server works: each gets a PROBE once a second.
+#
 # A trainer that receives nothing takes the connection for dead, and opens another: see [Note:
 # sending again] in :mod:`pserver.client.stream`.  The thread that serves a stream answers PROBE
 # only between two requests.  While it waits for other trainers or for a long update, this file says

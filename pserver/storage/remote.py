@@ -30,6 +30,7 @@ from transpiler.files.files import shown, write_pieces
 from transpiler.files.named_errors import naming
 
 # ---- login ----
+#
 # This process's login at a file system behind a URL: a user and a password, and the URLs for them.
 #
 # A login acts on every URL below its own, in every place that is opened while it is there.  Drivers

@@ -309,7 +309,7 @@ def _agreed(call: grpc.Call, stream: GrpcStream, timeout_seconds: float) -> bool
     late.cancel()
     if said in (ON, OFF):
         return said == ON
-    reason = f"the server has not said whether frames have checksums, but {said!r}"
+    reason = f"the server has not announced whether frames have checksums, but sent {said!r}"
     if said is None and call.done():
         reason = f"{call.code().name}, {call.details()}"
     stream.cancel()

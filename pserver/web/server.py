@@ -113,6 +113,7 @@ class Acts:
 
 
 # ---- watched ----
+#
 # The known state of a watched job: its curves, its events, and its present state.  No clock, no
 # thread, no socket: time is an argument.
 
@@ -374,6 +375,7 @@ class Collector:
 
 
 # ---- visitors ----
+#
 # The rights to read the page, and to act: see [Note: one page, one token].
 
 

@@ -257,8 +257,8 @@ def test_assignments_of_two_steps_do_not_mix(served: Any) -> None:
 @pytest.mark.parametrize(
     ("mode", "number", "written", "words"),
     [
-        ("async", 0, {"w": 1}, "expected no checksums in a lane whose steps wait for nobody"),
-        ("sync", 0, {}, "assigns 'w', and does not say its checksum"),
+        ("async", 0, {"w": 1}, "expected no checksums in a lane without joint steps"),
+        ("sync", 0, {}, "assigns 'w' without its checksum"),
     ],
 )
 def test_an_assignment_in_another_form_than_its_lane_takes_is_refused(
