@@ -86,7 +86,7 @@ def _turn_off(
         if name in off:
             return
         off.add(name)
-    log.warning("%s: switched off; training continues: %s", name, _said(error))
+    log.warning("%s: off from now on; training continues: %s", name, _said(error))
     if end is not None:
         try:
             end(looks)

@@ -20,13 +20,12 @@ a loss (:mod:`pserver.transport.stream`).  If streams keep breaking for the hear
 nothing received in between, the server is lost.
 
 A connection can also die without an error: what is sent is lost, and nothing arrives.  A server
-that
-is alive is never silent for long: it answers PROBE, and while it works on a request it says PROBE
-itself, each second.  So where nothing has arrived for a quarter of the heartbeat timeout (of the
-first unanswered PROBE, or of a send that does not end) the stream is given up as if it had broken
-(:meth:`RetryingStream.end_if_silent`).  On a slow link an answer may take longer than that, behind
-what is still on its way: for the same request the patience doubles each time, and PROBE goes first
-on the new stream, so that its answer tells a slow link from a dead one.
+that is alive is never silent for long: it answers PROBE, and while it works on a request it says
+PROBE itself, each second.  So where nothing has arrived for a quarter of the heartbeat timeout (of
+the first unanswered PROBE, or of a send that does not end) the stream is given up as if it had
+broken (:meth:`RetryingStream.end_if_silent`).  On a slow link an answer may take longer than that,
+behind what is still on its way: for the same request the patience doubles each time, and PROBE goes
+first on the new stream, so that its answer tells a slow link from a dead one.
 """
 
 from __future__ import annotations

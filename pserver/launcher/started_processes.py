@@ -119,7 +119,7 @@ class StartedProcesses:
             self.servers.append(self._start_server(number, place, self._flags, self.attempt))
 
     def start_server_again(self, server: Process, path: str) -> None:
-        """Starts a server that has ended again, at its endpoint; its log continues.
+        """Restarts a server that has ended, at its endpoint; its log continues.
 
         Args:
             path: of the save from which it resumes.

@@ -23,7 +23,7 @@ In reading order::
     shm            shared memory between processes of one host: their rendezvous; its frames;
                    ``shm_ring``: slots; ``shm_reader``: its sockets; reads what comes over a unix
                    socket
-    zones payloads that are copied once, to their destinations
+    zones          payloads that are copied once, to their destinations
     inprocess      between threads of one process, for tests
     registry       all transports by name, and the choice among them
     endpoint       HOST:PORT as the operating system sees it

@@ -4,7 +4,7 @@ offered it to the connecting end for one kind of frame.
 ::
 
     GRADIENT   the connecting end copies a payload into its zone; the accepting end merges it there
-    VALUE the accepting end only says that there is a value; the connecting end copies it from
+    VALUE      the accepting end only says that there is a value; the connecting end copies it from
                its zone to where it goes
 
 [Note: free zones]  A zone of gradients may be written once, from its begin to its end, for each

@@ -79,7 +79,7 @@ def test_an_error_is_one_warning_and_it_is_off(
     for _ in range(3):
         getattr(looks, each.method)()
     (text,) = said(caplog)
-    assert text.startswith(f"{each.name}: switched off; training continues: Failed: a full")
+    assert text.startswith(f"{each.name}: off from now on; training continues: Failed: a full")
     assert "test_onlookers.py" in text or "onlookers.py:" in text
 
 
