@@ -61,7 +61,7 @@ class KeptTexts:
                 f"expected at most {self._most / 1e6:.1f} MB of texts that trainer {trainer} "
                 "leaves at barriers and topics for the others, got "
                 f"{(held + size) / 1e6:.1f} MB with {name!r}: wait at a barrier with all "
-                "trainers before the next text, or send less there"
+                "trainers before the next text, and send less there"
             )
         left = size if self._left is None else self._left()
         if size > left:
