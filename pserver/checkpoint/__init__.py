@@ -2,8 +2,7 @@
 
 In reading order::
 
-    checkpoint  save, load, and a writer and a reader that work part by part; a table's rows in
-                chunks; merging the rows of a chain; the chunks of all tables in few files
+    checkpoint  saves and loads; reads and writes part by part; a table's rows in chunks
     manifest    ``checkpoint.json``, chains of checkpoints, which old files stay
 
 Servers (``pserver.job.job_files``) and trainers (``trainer.checkpoint``) use it.

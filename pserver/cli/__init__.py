@@ -3,8 +3,7 @@ environment.
 
 In reading order::
 
-    settings  A server's settings from flags, a TOML file and environment variables, in this order
-              of precedence
+    settings  a server's settings: flags, then a TOML file, then environment variables
     flags     the flags of ``pserver`` and its commands, and their help texts
 
 ``pserver/__main__.py`` runs the commands.

@@ -9,10 +9,8 @@ The files, in reading order::
 
     compression  a gradient with fewer bits: encoded by trainers, decoded by servers
     update       torch's optimizers over slices, equal to the bit to those over whole parameters;
-                 the mean over trainers, and clipping coefficients of merged gradients
-    slices       all slices of one server, and their states by variable name; copies of all slices
-                 and states, as of one moment; the states that a checkpoint of whole tensors does
-                 not have
+                 the mean over trainers, and clipping
+    slices       the slices of one server with their states; a copy of all, as of one moment
 
 This room is pure: no thread, lock, socket, clock or environment.  It imports torch, ``transpiler``,
 ``pserver.errors``, and of ``pserver.transport`` the codec's names of dtypes.

@@ -5,17 +5,16 @@ In reading order::
     job               the control calls, installing, files
     reload            the progress of a reload, and its losses
     rings             breaks rings of trainers that wait for one another
-    gatherings        the gatherings of live trainers, which exchange their progress
-    topics            the agreements of a job's trainers
+    meeting_rounds    meetings of all live trainers, in which they exchange their progress
+    store             the first trainer's text about each topic
     coordination      server 0's own state of the job, in a file
-    program           slices, tables and lane executors of the present job; the memory that slices
-                      leave to tables; the save that a later one may continue; what a server starts
-                      with, and what it ends with
+    program           an installed program: slices, tables, lanes; what a server starts and ends
+                      with
     averaged_steps    steps of lost trainers that count in averages only, or on servers only
-    kept_texts        the memory that trainers' texts for one another take
-    server_cut        all that a server holds, of one moment
+    kept_texts        the memory of texts that trainers exchange
+    server_cut        a server's values as of one moment
     job_files         Save and Load
-    background_saves  saves that are written while the job goes on
+    background_saves  saves that are written while the job continues
     job_trace         a server's part in traces
     status            Status
     barriers          the barriers of a job, on server 0

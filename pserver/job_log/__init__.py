@@ -8,12 +8,10 @@ message for that; with several a step costs one small message each way.
 
 In reading order::
 
-    records      the log's records, and servers' notices to the coordinator; the log's state, for a
-                 server that comes back, and its losses
+    records      the log's records, the servers' notices, and the state that follows from them
     coordinator  appends records: a state machine, without clock and without network
-    files        the form of a recorded log, as a file; the file with server 0's own state
-    link         one end: messages leave on the present stream, and again on the next; the numbers
-                 of unheard messages; pure
+    files        the files of a recorded log and of server 0's own state
+    link         one end of a link between servers, which loses no message with a stream; pure
     follower     the end that dials: servers 1, 2, ...
     leader       the end that accepts: server 0
 

@@ -5,17 +5,17 @@ In reading order::
     cluster             the processes that a launch starts, and their settings
     supervisor          waits for the processes of an attempt, and ends them
     launch              one attempt at the job after another; ``pserver launch``
-    started_processes   starts them
-    joining             which trainer a host brings to a job under way
-    free_place          which trainer a host brings to a job under way
-    prometheus_targets  where Prometheus finds them
-    processes           one process: its output, its end, the group that dies with ``launch``; the
-                        output of all processes, and the panel below it
-    log_file            the file with its output
+    started_processes   starts the processes of an attempt
+    joining             the trainer that this host adds to a running job
+    free_place          the free trainer numbers of a running job
+    prometheus_targets  the file by which Prometheus finds the processes
+    processes           one process: its output, its end, and the group that ends with ``launch``
+    log_file            the file with a process's output
     panel               the live panel on a terminal
-    watch               asks servers for it
+    watch               asks servers for the panel's state
     question            asks a job's servers something, by another process
-    last_word           report to servers that trainers died here, and ask whether the job continues
+    last_word           reports to servers that trainers died here, and asks whether the job
+                        continues
     lost_server         the save from which a server that died here resumes, while its job continues
     planning            predicts the step of a job from a probe of its script
     status              ``pserver status``

@@ -2,8 +2,7 @@
 
 In reading order::
 
-    epoch  an epoch; a lease; the account of an epoch; sets of positions, kept as
-           disjoint intervals; the order in which trainers that step together divide an epoch
+    epoch  one epoch: its leases, stripes and account; sets of positions as disjoint intervals
     table  the epochs of a job, and its trainers
 
 An epoch is a sequence that every trainer has alike: a permutation of a data set's samples, drawn

@@ -2,10 +2,8 @@
 
 In reading order::
 
-    save    ``pserver save``: what the servers hold, as a checkpoint
-    replay  ``pserver replay``: a recorded log, applied again; the files of all servers, by the
-            server; what one process of a server has recorded, looked through; a server whose steps
-            come from a log
+    save    ``pserver save``: the servers' values, as a checkpoint
+    replay  ``pserver replay``: a recorded log, applied again
     keys    ``pserver keys``: the keys of a cluster; save and drain as ``pserver web`` offers them
 
 May import: ``pserver.client``, ``pserver.checkpoint``, ``pserver.control``, ``pserver.security``,

@@ -2,7 +2,7 @@
 
 In reading order::
 
-    driver  the actors of an attempt, and their news
+    driver  the actors of an attempt, and their events
     actor   one server or trainer, on its node
 
 ::

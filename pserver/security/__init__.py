@@ -2,12 +2,9 @@
 
 In reading order::
 
-    tokens     the places of secrets, where the commands of the same user find them
-    access     what a process has to prove with: nothing (open), or a secret; the one table: every
-               control call, every kind of frame, and the role it needs; the end that answers: whom
-               it lets in
-    keys       the keys of one process, read again when they change; an authority, and its
-               certificates; pure; the files, and an operator's actions on them; connections
+    tokens     secrets in files, and the proofs that both ends compute from them
+    access     the one table of rights: every control call and kind of frame with its role
+    keys       the keys of a process and an authority's certificates; connections with them
     enrolment  keys for a new host
 
 May import: ``pserver.config``, ``pserver.errors``.

@@ -2,13 +2,10 @@
 
 In reading order::
 
-    memory   keeps warm buffers, and gives holes back; freezes objects that never become garbage;
-             the bytes of the process
-    metrics  a server's measurements of one job's steps; the buckets of durations and step counts;
-             the constant labels of a process; GET /metrics
-    logs     repeated lines of the log; log lines with the same labels
-    trace    the recordings of all processes as one file for Chrome's and Perfetto's viewers; the
-             spans of one process, by its own clock; and as they travel
+    memory   the memory of the process: warm buffers, holes that are given back, frozen objects
+    metrics  a server's measurements of one job's steps; GET /metrics
+    logs     lines of the log: repeated ones are limited, all have the same labels
+    trace    the spans of one process, and the recordings of all as one file for Perfetto
 
 [Note: what metrics cost]  A step pays for what it adds to histograms and counters, which is some
 microseconds (tests/benchmarks/metrics.py times it alone).  All else is read when the page is asked

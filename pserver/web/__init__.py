@@ -2,12 +2,9 @@
 
 In reading order::
 
-    server   HTTP
-    watched  the servers' states at one moment, and rates between two: pure; the events on the time
-             axis: pure; the last lines of a log, and of no other file
-    views    the five answers, a sentence each: pure; the parts of a step's time: pure; values over
-             time, bounded by thinning: pure; the job as the page shows it, JSON-able: pure; its
-             tables: pure
+    server    HTTP; the collector that asks the servers
+    job_view  the servers' states over time, rates between two, events, the last lines of logs; pure
+    views     the page's answers, tables and curves, JSON-able; pure
 
 ``static/`` holds the page: one HTML file, one style sheet, one script.  Nothing is built, and
 nothing is loaded from elsewhere.

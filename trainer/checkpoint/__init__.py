@@ -2,14 +2,11 @@
 
 In reading order::
 
-    resume             parameters, optimizer state, groups and step: saved and loaded; checkpoints
-                       of which every server writes its part; joint calls, which succeed on all
-                       trainers or raise on all
-    tables             the rows of tables, on servers or in this process, chunk by chunk (imports
-                       numba)
+    resume             saves and loads a job's state; joint calls, which succeed on all trainers or
+                       none
+    tables             the rows of tables, chunk by chunk (imports numba)
     checkpoint_folder  the automatic checkpoints of a job: which are kept, which are removed
-    export             a trained model as one file that torch alone can read; a forward program for
-                       torch.export; the number formats of exported rows
+    export             a trained model as one file that torch alone can read
 
 ``pserver/checkpoint`` owns the files' format.  This room imports ``communicator``
 and ``embedding``.

@@ -2,9 +2,7 @@
 
 In reading order::
 
-    rendezvous       trainers find one another in a store, and compare their programs: Peers;
-                     heartbeats between trainers; lost trainers; how a process ends beside gloo's
-                     threads; this host's address
+    rendezvous       trainers find one another in a store and compare their programs; lost trainers
     peer_meeting     gathers the spans of a trace
     process_groups   groups of one job, and waits that name a trainer
     world            torch's own default group: init_parallel_env, new_group, errors with names
@@ -16,18 +14,16 @@ In reading order::
     buckets          the gradients that are reduced together
     data_parallel    DataParallel: means of gradients while backward runs
     fused_gradients  sums of gradients after a backward: fused_allreduce_gradients
-    local_sgd        trainers that step by themselves, and average their parameters; the schedule of
-                     these averages
+    local_sgd        trainers that step by themselves and average their parameters
     gradient_means   the mean of gradients, before it is written to the parameters
     group_sums       sums over one group of trainers, and means of gradients
     dense_allreduce  means of dense gradients in a job with servers that ends if a trainer is lost
     member_groups    process groups of the live trainers, one after the other
-    standing         the reports of gathered trainers, and the decision from them
+    vote             the votes of trainers that meet, and the decision from them
     elastic_means    means of dense gradients over the live trainers
     elastic_group    a group of the live trainers, which outlives its members
     object_bytes     objects as bytes, for other trainers
-    values           how values travel between trainers, in each kind of job; sums, lists and
-                     objects of all trainers
+    values           sums, lists and objects of all trainers, in each kind of job
 
 The room imports only ``environment`` of ``trainer``.
 """

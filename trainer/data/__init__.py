@@ -2,10 +2,8 @@
 
 In reading order::
 
-    batches         tensors of a batch, made ahead by a thread; samples as columns, dense or ragged;
-                    the numbers of samples, and orders by a hash of them
-    pieces          parts of files that are parsed by themselves; slots: a column's name, dtype,
-                    width; the trainers that share a dataset's files
+    batches         batches from samples in columns, made ahead by a thread
+    pieces          files cut into pieces, slots of columns, and the trainers that share them
     text_kernels    numbers from text; numba, without the GIL
     lines           formats whose samples are lines of text; wrong lines
     formats         the formats by name

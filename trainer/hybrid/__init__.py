@@ -5,8 +5,7 @@ In reading order::
 
     mesh         the ranks in five directions
     parallel     hybrid_parallel, hybrid_optimizer, whole state_dicts
-    pipeline     one rank's stage, forward and backward in turn; a model cut into pipeline stages:
-                 device_guard
+    pipeline     a model cut into stages, and one rank's forwards and backwards
     tensor       linear layers and embeddings cut over ranks
     sequence     sequences cut over ranks
     sample_mean  means over samples, and sharding over them

@@ -2,9 +2,8 @@
 
     from trainer.metrics import AUC, LogLoss, auc
 
-    metric = AUC()
-    metric.update(model(x).sigmoid(), y)
-    metric.compute()
+    metric   Metric: checks of samples, states, and their merge over trainers
+    metrics  AUC, GroupedAUC, means of losses and errors, COPC, accuracy; each as a function, too
 
 A metric is a float; nan where the samples do not define it.  docs/evaluation.md has more.
 

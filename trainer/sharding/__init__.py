@@ -3,15 +3,11 @@ parameters.
 
 In reading order::
 
-    levels        group_sharded_parallel, and the table of its levels; a sharded model as plain
-                  files
+    levels        group_sharded_parallel, and its levels
     shards        a rank's shards: the interface, and the flat ones of "os" and "os_g"
-    units         shards of "p_g_os", on torch's FSDP2; parameters that are read while their unit is
-                  not running; forwards that run a part of a segment; units that are gathered
-                  together
+    units         shards of "p_g_os", on torch's FSDP2
     accumulation  several steps, one update
-    optimizer     ShardedOptimizer: the given optimizer steps shards; an optimizer's states in main
-                  memory; which update rules may step shards
+    optimizer     ShardedOptimizer: the given optimizer steps shards
     places        the places in a model of parameters that FSDP2 has divided
     scaler        the GradScaler of a sharded model
 

@@ -2,9 +2,7 @@
 
 In reading order::
 
-    files         the bytes of such a file, piece by piece; paths, and URLs, which are not paths; a
-                  file that readers find whole, the old one or the new one; tensors in a file; a
-                  full disk is an OSError
+    files         the bytes of files, and files that readers find whole: the old one or the new one
     named_errors  the name of a file in the errors of writing it
     bounded_json  JSON of files and peers
 

@@ -2,9 +2,7 @@
 
 In reading order::
 
-    messages      plans, deployments and hyper-parameters as messages; protobuf messages
-                  (Program.to_proto, from_proto); tables as messages; the bytes under a fingerprint
-                  (Program.fingerprint)
+    messages      programs, plans and tables as protobuf messages; fingerprints
     program_file  files (Program.save, load)
     text          readable text (str(program))
     svg           a picture (Program.draw)

@@ -2,8 +2,7 @@
 
 In reading order::
 
-    names        one entry for each name, from the tables beside it; the error of a name that a
-                 package lacks: it says what to write
+    names        one entry for each name, from the tables beside it; the error for a missing name
     other_words  replacements for words of PaddlePaddle's documents that are not in its list of
                  names
 

@@ -1,10 +1,7 @@
 """Optimizers that torch does not have, as ordinary classes of ``torch.optim.Optimizer``.
 
-    optim  FTRL-Proximal, for sparse weights of linear models; Adagrad over a decaying average of
-           squared gradients; Paddle's adam_d2sum; LARS and LAMB: momentum and Adam with rates by
-           layer, for large batches
-    dgc    deep gradient compression; the base class of the last three, which may take the place of
-           another optimizer
+    optim  FTRL-Proximal, Adagrad over a decaying average, adam_d2sum; LARS and LAMB
+    dgc    the momentum SGD of deep gradient compression, and its ramp
 
 Servers run them: see ``transpiler.ir.rules``, whose table lists them.  All but LARS and LAMB, which
 need norms of whole tensors, update each element by itself, so that servers can run them on slices.

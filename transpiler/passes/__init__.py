@@ -6,12 +6,10 @@ is a tuple of stages; a stage is a pass and the invariants that hold from then o
 
 This file lists every pipeline, in the order in which the passes run.  In reading order::
 
-    trainer         a trainer's main and startup program; the same for gradients that trainers
-                    average among themselves
+    trainer         a trainer's main and startup program; gradients that trainers average
     trainer_tables  the same for sparse tables
-    pserver         a server's main program; the same for sparse tables
-    collective      a trainer's main program in a job without servers; its startup program; the same
-                    where each trainer updates its own parameters
+    pserver         a server's main program, with its tables
+    collective      a trainer's programs in a job without servers, also with sharded updates
 
 The room may import ir, plan, program.py and verify.
 """

@@ -6,7 +6,7 @@ single-node programs, which print, are verified, and run alone as they run in a 
 
 In reading order::
 
-    rewrites  backward computes again what lies between checkpoints
+    rewrites  recomputes in backward what lies between checkpoints; k steps make one update
     dgc       large gradients are compressed
     pipeline  every rewrite, in the order in which they run
     amp       mixed precision, and its loss scale

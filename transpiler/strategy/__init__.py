@@ -2,9 +2,7 @@
 
 Reading order::
 
-    strategy           the object that keeps assigned values; every switch and key: one row each,
-                       from the tables of settings; a strategy as protobuf text, and fields that are
-                       only kept
+    strategy           the object that keeps assigned values; its file, protobuf text
     compute_settings   rows about the computation of a step
     parallel_settings  rows about trainers without servers
     from_strategy      the lanes that a strategy asks for
@@ -17,8 +15,7 @@ Reading order::
     exchange           how trainers exchange gradients
     refusals           the reasons for which a setting is refused in a job
     dgc                settings that exclude deep gradient compression, and why
-    from_config        from a transpiler's configuration, and a strategy where there is one, to the
-                       lanes of a job
+    from_config        the lanes of a transpiler's configuration, with a strategy or without
     idle_keys          keys that have no effect beside another key of the same strategy, and why
     update_rules       the optimizer that steps in the place of the script's
 """

@@ -3,15 +3,13 @@
 In reading order::
 
     verify      which invariants hold for which program; runs pipelines of passes
-    invariants  those of every program and plan; Violation, IllegalProgram
-    trainer     those of a trainer's programs; that of gradients merged over runs; those of
-                gradients that trainers average among themselves, beside servers
+    invariants  the invariants of every program and plan; Violation, IllegalProgram
+    trainer     those of a trainer's programs, with merged and averaged gradients
     pserver     those of a server's programs
     tables      those of sparse tables in both
     collective  those of a trainer's programs without servers: main, startup, and with sharded
                 updates
-    untrusted   the checks of a server before it installs a program from the wire: its plan and
-                deployment, its blocks of ops, its tables
+    untrusted   the checks of a server before it installs a program from the wire
     evaluation  the invariants of a trainer's program that evaluates
 
 The first sentence of an invariant's docstring is the text of the error that it raises.

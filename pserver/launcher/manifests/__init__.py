@@ -2,8 +2,7 @@
 
 In reading order::
 
-    description  the job that a manifest describes, and its settings; --cpus and --memory
-                 as numbers; arguments that would put a password into a file; plain dicts as YAML
+    description  the job that a manifest describes, and its settings
     jobset       a JobSet of Kubernetes
     compose      a file for docker compose and podman-compose
     slurm        a batch script; ``batch_script.sh`` is the part that is the same for all jobs

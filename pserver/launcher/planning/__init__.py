@@ -2,10 +2,8 @@
 
 In reading order::
 
-    plan  ``pserver plan``; the clusters and modes that ``--search`` compares; pure; the winner of a
-          search, in a file; a prediction, and a search, as tables
-    cost  the cost model: figures and a cluster -> a predicted step; pure; what the plan says of a
-          job's bytes, and what a probe has measured; what a user types: 1Gbit, 0.2ms, 8Gi
+    plan  ``pserver plan``: predicts, searches clusters and modes, prints tables
+    cost  the cost model: measured quantities and a cluster -> a predicted step; pure
 
 figures, quantities, cost, candidates and prediction_text are pure: no clock, process or
 environment.
