@@ -151,7 +151,7 @@ The threads of a server::
 
 The threads of ``pserver web``: one asks each server, one takes what all have said each second, one
 accepts browsers, of which each connection has a thread; an act of an operator has one, too.  Its
-locks: Collector's, and under it none; that of Acts, which is held while an act runs.
+locks: Collector's, and under it none; that of Actions, which is held while an act runs.
 
 The threads of an actor on Ray: two for its process, or one for its function and one for what that
 prints; and those of Ray.
@@ -310,7 +310,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job/barriers.py                a save that is put off
     job/coordination.py            a coordinator that comes back
     job/coordination.py            between a record and its samples
-    job/gatherings.py              gatherings
+    job/meeting_rounds.py              gatherings
     job/job.py                     what is lost
     job/program.py                 a server's file
     job/program.py                 one moment

@@ -290,7 +290,7 @@ def run_web(arguments: argparse.Namespace) -> int:
         Path(arguments.log_dir) if arguments.log_dir else None,
         keys if beyond else None,
         access_of,
-        from_page.acts(endpoints, arguments.save_dir, access_of),
+        from_page.actions(endpoints, arguments.save_dir, access_of),
         arguments.read_only,
     )
     return checked(lambda: web.serve(settings))

@@ -23,7 +23,7 @@ def address_of(peer: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
+class _Handshake:
     """One half-open connection, stream or call.
 
     Attributes:
@@ -55,7 +55,7 @@ class HalfOpen:
         self.ended = 0
         self._limit, self._seconds, self._clock = limit, seconds, clock
         self._lock = Lock()  # guards all but the three above; nothing is ended under it
-        self._begun: dict[int, _Begun] = {}  # the oldest first
+        self._begun: dict[int, _Handshake] = {}  # the oldest first
         self._next = 0
 
     def begin(self, address: str, end: Callable[[], object]) -> int:
@@ -71,7 +71,7 @@ class HalfOpen:
         with self._lock:
             displaced = self._displaced() if len(self._begun) >= self._limit else None
             number = self._next = self._next + 1
-            self._begun[number] = _Begun(address, self._clock(), end)
+            self._begun[number] = _Handshake(address, self._clock(), end)
         if displaced is not None:
             self._end([displaced])
         return number
@@ -93,14 +93,14 @@ class HalfOpen:
             ended = [self._begun.pop(number) for number in late]
         self._end(ended)
 
-    def _displaced(self) -> _Begun:
+    def _displaced(self) -> _Handshake:
         """The oldest one of the address that has the most."""
         counts = Counter(begun.address for begun in self._begun.values())
         most = max(counts.values())
         number = next(n for n, begun in self._begun.items() if counts[begun.address] == most)
         return self._begun.pop(number)
 
-    def _end(self, begun: list[_Begun]) -> None:
+    def _end(self, begun: list[_Handshake]) -> None:
         self.ended += len(begun)
         for each in begun:
             each.end()

@@ -208,7 +208,7 @@ def test_the_second_run_draws_what_the_first_has_drawn(toy: Path, workers: str) 
 @pytest.mark.parametrize(
     "nodeid, check, expected",
     [
-        ("tests/trainer/checker/test_history.py::test_random_histories", "", True),
+        ("tests/histories/test_history.py::test_random_histories", "", True),
         ("tests/fuzz/test_fuzz.py::test_fuzz", "", True),
         ("tests/trainer/test_x.py::test_a_step[adam]", "equalities", True),
         ("tests/cluster/test_faults.py::test_no_step_is_lost[sync]", "faults", False),

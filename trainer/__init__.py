@@ -144,7 +144,7 @@ Each stands in its file; code that relies on one says ``See [Note: ...]``::
                    buckets             the last bucket
                    local_sgd           adaptive steps; an average in between
                    group_sums          one layout
-                   standing            which average counts
+                   vote                which average counts
                    elastic_means       averages that outlive a trainer
                    values              the same call
     embedding/     embedding           how a table trains

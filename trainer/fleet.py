@@ -222,7 +222,7 @@ def _begin(job: Job, settings: CheckpointSettings | None) -> None:
             job.saves = AutomaticSaves(job, settings)
         elif job.role.role is Role.TRAINER and job.role.trainers > 1:
             job.saves = FollowedPasses(job)
-        job.take(job.strategy)
+        job.apply(job.strategy)
         begin_asked(job)
         write_events(job)
     except BaseException:
@@ -376,7 +376,7 @@ def distributed_optimizer(
                 "may pass through this one's parameters; start the job with servers"
             )
         _check_late(strategy, job, job.kind)
-        job.take(strategy)
+        job.apply(strategy)
         job.strategy = strategy or job.strategy
         fuse_updates(optimizer, job.strategy)
         job.optimizers.append(job.distribute(optimizer, grad_clip, compression))
@@ -388,7 +388,7 @@ def distributed_optimizer(
         raise RuntimeError("this process is a server: call fleet.run_server()")
     strategy = searched(strategy, job.role)
     _check_late(strategy, job, _kind(job.role))
-    job.take(strategy)
+    job.apply(strategy)
     fuse_updates(optimizer, strategy or job.strategy)
     made = job.join(optimizer, strategy, grad_clip, compression)
     job.dump(made, strategy)

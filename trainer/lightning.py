@@ -310,7 +310,7 @@ class PServerStrategy(Strategy):
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Whether all trainers say yes; with ``all=False`` whether one does."""
-        said = [bool(each) for each in self._exchange.told("decision", bool(decision))]
+        said = [bool(each) for each in self._exchange.gather_texts("decision", bool(decision))]
         return False not in said if all else True in said
 
     def barrier(self, name: str | None = None) -> None:

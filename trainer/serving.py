@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pserver.storage.single_file import read
+from pserver.storage.single_file import file_to_read
 from pserver.table.string_ids import rows_of, string_ids
 from transpiler.files import bounded_json
 
@@ -331,7 +331,7 @@ def load_embedding(
 
 
 def _read(path: str) -> Mapping[str, Any]:
-    with read(path) as file:
+    with file_to_read(path) as file:
         if file.suffix == ".safetensors":
             return safetensors.torch.load_file(file)
         found: Mapping[str, Any] = torch.load(file, weights_only=True, mmap=True)

@@ -217,7 +217,7 @@ class DistributeTranspilerConfig:
         """Whether the mode is one of a job with servers."""
         return self.mode in _WITH_SERVERS
 
-    def said(self, sync_mode: bool | None = None) -> bool | None:
+    def sync_requested(self, sync_mode: bool | None = None) -> bool | None:
         """Whether the job is to be sync, by the configuration or ``transpile``; None if neither
         says so.
 

@@ -19,7 +19,7 @@ from transpiler.ir.updates import (
 )
 from transpiler.plan.placement import Dispatcher, RoundRobin
 from transpiler.plan.plan import Collective, Placement, Plan
-from transpiler.plan.planner import Asked, LanePlan, Named, plan_parameters
+from transpiler.plan.planner import LanePlan, Named, OptimizerRequest, plan_parameters
 from transpiler.program import Program
 
 
@@ -123,7 +123,7 @@ def plan_programs(
     """
     for program in programs:
         _check_together(program)
-    rules, asked, found = list[Rule](), list[Asked](), dict[str, Named]()
+    rules, asked, found = list[Rule](), list[OptimizerRequest](), dict[str, Named]()
     for number, program in enumerate(programs):
         own = _rules(program)
         groups = range(len(rules), len(rules) + len(own))
@@ -135,7 +135,9 @@ def plan_programs(
                 variable = variable._replace(group=variable.group + groups.start)
             found[variable.name] = _merged(found.get(variable.name), variable, number)
         patterns = _deciding(compression or {}, trained)
-        asked.append(Asked(groups, lanes.of(trained), patterns, merged_clip_of(program.main)))
+        asked.append(
+            OptimizerRequest(groups, lanes.of(trained), patterns, merged_clip_of(program.main))
+        )
     updated = {v.name: rules[v.group] for v in found.values() if v.group is not None}
     _check_patterns(updated, lanes, compression or {}, asked)
     return plan_parameters(
@@ -155,7 +157,7 @@ def _check_patterns(
     updated: Mapping[str, Rule],
     lanes: LanePlan,
     compression: Mapping[str, str],
-    asked: Sequence[Asked],
+    asked: Sequence[OptimizerRequest],
 ) -> None:
     """Raises ValueError for a pattern that decides for no parameter of any program, or that lets
     trainers average one.

@@ -55,7 +55,7 @@ LIST = "checkpoints.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CompleteCheckpoint:
     """A complete checkpoint of the folder.
 
     Attributes:
@@ -67,7 +67,7 @@ class Kept:
     base: str = ""
 
 
-def listed_in(place: Place) -> tuple[bytes | None, list[Kept]]:
+def listed_in(place: Place) -> tuple[bytes | None, list[CompleteCheckpoint]]:
     """The list of a folder: its bytes, None where it has none, and what they say.
 
     Raises:
@@ -80,16 +80,18 @@ def listed_in(place: Place) -> tuple[bytes | None, list[Kept]]:
     return content, _parsed(content, f"{place}/{LIST}")
 
 
-def list_bytes(kept: list[Kept]) -> bytes:
+def list_bytes(kept: list[CompleteCheckpoint]) -> bytes:
     """A list as its file has it."""
     entries = [{"name": each.name, "base": each.base} for each in kept]
     return json.dumps({"format": 1, "checkpoints": entries}, indent=1).encode()
 
 
-def _parsed(content: bytes, where: str) -> list[Kept]:
+def _parsed(content: bytes, where: str) -> list[CompleteCheckpoint]:
     try:
         said: dict[str, Any] = bounded_json.loads(content)
-        kept = [Kept(str(each["name"]), str(each["base"])) for each in said["checkpoints"]]
+        kept = [
+            CompleteCheckpoint(str(each["name"]), str(each["base"])) for each in said["checkpoints"]
+        ]
         names = {each.name for each in kept}
         if said["format"] != 1 or any(each.base and each.base not in names for each in kept):
             raise ValueError(said["format"])

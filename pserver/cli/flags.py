@@ -565,7 +565,7 @@ def parser() -> Parser:
     for each in (status, save, reset, drain):
         each.add_argument("--keys", metavar="DIR", help=KEYS_HELP)
     for name, each in commands.choices.items():
-        each.epilog = settings.said(name)
+        each.epilog = settings.exit_status_help(name)
     root.commands = commands.choices
     return root
 

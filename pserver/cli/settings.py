@@ -203,7 +203,7 @@ EVERY = (
 )
 
 
-def said(command: str) -> str:
+def exit_status_help(command: str) -> str:
     """The sentence about exit statuses in a command's help; backticks are the page's.
 
     Example:

@@ -231,7 +231,7 @@ class LeaseCalls:
         ranges = tuple((each.start, each.stop) for each in reply.ranges)
         return Lease(ranges, reply.batches, reply.over, reply.left, reply.stripes)
 
-    def kept(self) -> str:
+    def state(self) -> str:
         """The lease table, for a checkpoint."""
         return self._call(LeaseRequest()).table
 
@@ -260,7 +260,7 @@ ASK_SECONDS = 20.0  # a script that does not come to its next batch or step can 
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class PositionAnswer:
     """Another trainer's answer.
 
     Attributes:
@@ -291,7 +291,7 @@ class PositionCalls:
     ) -> None:
         self._control, self._asked, self._check = control, asked, check
 
-    def ask(self, who: Callable[[], str]) -> Told:
+    def ask(self, who: Callable[[], str]) -> PositionAnswer:
         """Asks for the others' position; waits for a while until one of them reports it.
 
         Args:
@@ -302,12 +302,12 @@ class PositionCalls:
         for _ in poll(log, lambda: what, ASK_SECONDS):
             reply = self._call(PositionRequest(number=number))
             if reply.ready:
-                return Told(reply.position, reply.problem)
+                return PositionAnswer(reply.position, reply.problem)
             number = reply.number
             self._check()
-        return Told("", f"{who()} has not reported its position within {ASK_SECONDS:g} s")
+        return PositionAnswer("", f"{who()} has not reported its position within {ASK_SECONDS:g} s")
 
-    def answer(self, number: int, told: Told, step: int) -> bool:
+    def answer(self, number: int, told: PositionAnswer, step: int) -> bool:
         """Answers a question.
 
         Args:
@@ -1037,7 +1037,7 @@ class Client:
 
         return all_finished(ask, str(self), self.check, ends)
 
-    def tell(self, failure: str, timeout: float) -> None:
+    def announce_end(self, failure: str, timeout: float) -> None:
         """Reports that this trainer ends, and why; does nothing else, so that any thread may call
         it at any time.
 

@@ -65,7 +65,7 @@ from pserver.wire_pb2 import Done, Failure, Frame, Kind, Part
 
 
 @dataclass(frozen=True, slots=True)
-class Awaited:
+class PendingReply:
     """The parts of one request that are awaited.
 
     Attributes:
@@ -123,7 +123,7 @@ class Silence:
             with self._lock:
                 self._sending = None
 
-    def heard(self) -> None:
+    def received(self) -> None:
         """Notes that a frame has arrived."""
         with self._lock:
             self._heard, self._probed = RUNNING(), None
@@ -221,7 +221,7 @@ class RetryingStream:
         self._number = self._opened  # of that stream
         self._requests, self._closing = 0, False
         self._request: list[Outgoing] = []
-        self._awaited = Awaited()
+        self._awaited = PendingReply()
         self._packer = frames.Packer(shared_bytes=frames.EAGER_BYTES)  # of the thread that asks
         self._outgoing: queue.SimpleQueue[tuple[int, Outgoing] | None] = queue.SimpleQueue()
         self._threads = [
@@ -243,7 +243,7 @@ class RetryingStream:
         self._probe_seconds = PROBE_SECONDS
         with self._lock:
             self._requests += 1
-            self._request, self._awaited = [], Awaited()
+            self._request, self._awaited = [], PendingReply()
             if self.failure is not None or self._closing:
                 self._end_request()
             return self._awaited.reply
@@ -342,7 +342,7 @@ class RetryingStream:
 
     def renew(self) -> None:
         """Breaks the stream: the server has come back, and does not know it."""
-        self._silence.heard()
+        self._silence.received()
         self._stream.cancel()
 
     # ---- the two threads ----
@@ -412,7 +412,7 @@ class RetryingStream:
         while (received := self._next_frame()) is not None:
             header, payload = received
             self._breaking = None
-            self._silence.heard()
+            self._silence.received()
             self.bytes_in += frames.received_bytes(header, payload)
             if payload is MISSED:
                 self._missed.add(header)

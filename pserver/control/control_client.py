@@ -341,7 +341,7 @@ class ControlClient:
         except (CorruptFrame, DecodeError) as error:
             raise Unreachable(f"{self.endpoint}: {name}: {error}") from error
         if isinstance(reply, wire.HeartbeatReply | wire.TraceReply):
-            self.clock.heard(asked, reply.clock_ns, clock_ns())
+            self.clock.add_round(asked, reply.clock_ns, clock_ns())
         return reply
 
     def _proof(

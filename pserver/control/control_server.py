@@ -33,7 +33,7 @@ from pserver.security.access import (
     role_for_call,
 )
 from pserver.security.tokens import Stale
-from pserver.telemetry.logs import LimitedLog, SaidJustNow
+from pserver.telemetry.logs import LimitedLog, RecentLines
 from pserver.transport.grpc_port import Answer, CallThreads, GrpcPort, HealthService
 from pserver.transport.grpc_security import bearer_of
 from pserver.transport.grpc_stream import SERVICE, Exchanges
@@ -81,7 +81,7 @@ class ControlServer:
         self._threads = CallThreads(limits, self._grpc.peer)
         self._health = HealthService(self._welcome)
         self._exchanges: Exchanges | None = None
-        self._said = SaidJustNow()
+        self._said = RecentLines()
         self.port = self._grpc.port
         try:
             self.guard = Guard(access, self.port)
@@ -163,7 +163,7 @@ class ControlServer:
     def _say(self, name: str, text: str) -> None:
         """Logs a call; where anyone may call, not every one."""
         if self.guard.is_open:
-            of_anybody.say(name, text, logging.INFO)
+            of_anybody.log(name, text, logging.INFO)
         else:
             log.info("%s", text)
 

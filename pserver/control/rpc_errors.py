@@ -27,7 +27,7 @@ def abort_with(context: grpc.ServicerContext, error: Exception) -> NoReturn:
     if isinstance(error, PServerError):
         name, status, details = type(error).__name__, grpc.StatusCode[error.status], str(error)
     else:
-        bugs.say(type(error).__name__, "a control call failed", logging.ERROR, error)
+        bugs.log(type(error).__name__, "a control call failed", logging.ERROR, error)
         name, status = PServerError.__name__, grpc.StatusCode.INTERNAL
         details = f"the server failed with {type(error).__name__}; its log says where"
     if len(details) > MAX_DETAILS:

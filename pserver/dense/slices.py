@@ -324,14 +324,14 @@ class SliceCopies:
         self._room = {
             name: torch.zeros(shape, dtype=dtype).fill_(0) for name, shape, dtype in store.shapes()
         }
-        self.taken: dict[str, torch.Tensor] = {}
+        self.copies: dict[str, torch.Tensor] = {}
 
-    def take(self) -> None:
+    def copy(self) -> None:
         """Copies every slice, and every state that exists, as it is now; nothing is updated
         meanwhile.
         """
         for name, _, _ in self._store.shapes():
-            self.taken[name] = self._store.copy(name, self._room.pop(name, None))
+            self.copies[name] = self._store.copy(name, self._room.pop(name, None))
         self._room.clear()
 
 

@@ -92,7 +92,7 @@ class AveragedSteps:
             if steps := averaged or served:
                 self._steps.partial(steps)
                 where = "in what trainers average, and in no lane" if averaged else "in lanes only"
-                self._log.say(
+                self._log.log(
                     f"averaged {process.trainer}", f"{steps} steps of {process} count {where}"
                 )
         self._there = {

@@ -143,10 +143,10 @@ class BackgroundSaves:
                 progress.seconds = self._clock() - self._began
             trim_memory()  # what was copied is free again
             if failure:
-                self._log.say("unsaved", f"a save has failed: {failure}", logging.ERROR)
+                self._log.log("unsaved", f"a save has failed: {failure}", logging.ERROR)
             else:
                 took(progress.seconds)
-                self._log.say("saved", f"saved to {shown(progress.path)}", logging.INFO)
+                self._log.log("saved", f"saved to {shown(progress.path)}", logging.INFO)
         finally:  # in any case: notifies the threads that wait for it
             with self._condition:
                 progress.failure, progress.done = failure, True

@@ -20,8 +20,8 @@ from typing import Any
 from pserver import wire_pb2 as wire
 from pserver.errors import Refused
 from pserver.job.averaged_steps import AveragedSteps
-from pserver.job.gatherings import Gatherings
 from pserver.job.kept_texts import KeptTexts
+from pserver.job.meeting_rounds import MeetingRounds
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.members import (
     BARRIER,
@@ -53,9 +53,9 @@ class Barriers:
 
     Attributes:
         passed: whether all trainers have passed one, ever.
-        gatherings: of the same trainers.
+        meetings: of the same trainers.
         write: called with each that all have passed, as JSON can hold it, before any trainer
-            receives it: an entry for :meth:`take`.  None: nothing is written down.
+            receives it: an entry for :meth:`restore_entry`.  None: nothing is written down.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Barriers:
     ) -> None:
         self._members, self._job, self._stepped = members, job, stepped
         self._texts = texts or KeptTexts()
-        self.gatherings = Gatherings(members, job, averaged, self._texts)
+        self.meetings = MeetingRounds(members, job, averaged, self._texts)
         self.write: Callable[..., None] | None = None
         self._written: set[str] = set()  # names
         # by name: the trainers that have reached it, each with what it told the others
@@ -79,17 +79,17 @@ class Barriers:
         self._passed: set[str] = set()  # names, of those that are not forgotten
         self.passed = False
 
-    def come(self, member: Member, request: wire.BarrierRequest) -> wire.BarrierReply:
+    def call(self, member: Member, request: wire.BarrierRequest) -> wire.BarrierReply:
         """Answers a trainer's call: :meth:`meet`, for a second, or :meth:`past`; or that of a
         gathering.
 
         Raises:
             Refused: there are too many barriers, or their texts take too much memory; see
-                also :meth:`Gatherings.come`.
+                also :meth:`MeetingRounds.join`.
         """
         texts: dict[int, str] | None = None
         if request.gathers:
-            return self.gatherings.come(member, request)
+            return self.meetings.join(member, request)
         if request.past:
             texts = self.past(member, request.name, request.text)
         else:
@@ -131,7 +131,7 @@ class Barriers:
             arrived.setdefault(member.trainer, text)
             if apart:
                 self._job.wake_all()  # trainers that wait for samples join a save
-            self._job.changed.tell()
+            self._job.changed.notify()
             end = time.monotonic() + timeout_seconds
 
             def missing() -> list[int]:
@@ -185,7 +185,7 @@ class Barriers:
     # ---- see [Note: a coordinator that comes back] in pserver/job_log/coordinator.py ----
 
     def entries(self) -> list[list[Any]]:
-        """The entries that its replacement takes (:meth:`take`): the barriers that all have
+        """The entries for :meth:`restore_entry` of its replacement: the barriers that all have
         passed.
         """
         passed = [(name, self._arrived[name]) for name in self._arrived if name in self._written]
@@ -193,7 +193,7 @@ class Barriers:
         put_off = [["put off", name, why] for name, why in self._put_off.items()]
         return [["barrier", name, list(told.items())] for name, told in known] + put_off
 
-    def take(self, kind: str, name: str, told: Any) -> None:
+    def restore_entry(self, kind: str, name: str, told: Any) -> None:
         """Restores another process's entries."""
         if kind == "put off":
             self._put_off[name] = told

@@ -50,14 +50,14 @@ class Coordination:
         assert coordinator is not None, "server 0 has it"
         self._fingerprint = installed.plan.fingerprint()
         self._path, self._log = path, WriteAheadLog(path)
-        self._leases, gatherings, topics = installed.leases, barriers.gatherings, installed.topics
-        self._parts: list[Part] = [coordinator, self._leases, barriers, gatherings, topics]
+        self._leases, meetings, store = installed.leases, barriers.meetings, installed.store
+        self._parts: list[Part] = [coordinator, self._leases, barriers, meetings, store]
         self._takes: Mapping[str, Callable[..., None]] = {
-            **dict.fromkeys(("log", "record", "left"), coordinator.take),
-            **dict.fromkeys(("leases", "lease"), self._leases.take),
-            **dict.fromkeys(("barrier", "put off"), barriers.take),
-            "gathering": gatherings.take,
-            "said": topics.take,
+            **dict.fromkeys(("log", "record", "left"), coordinator.restore_entry),
+            **dict.fromkeys(("leases", "lease"), self._leases.restore_entry),
+            **dict.fromkeys(("barrier", "put off"), barriers.restore_entry),
+            "gathering": meetings.restore_entry,
+            "said": store.restore_entry,
         }
         # by process: what its decided steps consume, and the lease table has not heard of
         self._unheard: dict[Process, deque[Consumed]] = defaultdict(deque)

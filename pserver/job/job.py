@@ -63,7 +63,7 @@ from pserver.job.status import (
     save_status,
     trainer_statuses,
 )
-from pserver.job_log.records import Applied, Loss, Process, Standing
+from pserver.job_log.records import Applied, LogSnapshot, Loss, Process
 from pserver.lane.recorder import Recorder
 from pserver.limits import PART_BYTES, Limits
 from pserver.membership import members
@@ -603,7 +603,7 @@ class Job:
                 self._parts = ProgramParts(self.config.limits)  # no part comes again
                 count = len(slices.values)
                 held = f"{count} slice{'' if count == 1 else 's'}, {slices.bytes_held} bytes"
-                self.log.say("installed", f"installed: {held}", logging.INFO)
+                self.log.log("installed", f"installed: {held}", logging.INFO)
             self.lifecycle.wake_all()
             return Outcome(installed.version, 0)
 
@@ -773,7 +773,7 @@ class Job:
         elif self.failure is None and self._members.over:
             if not self._members.returning:
                 version = self.program.version if self.program else 0
-                self.log.say("done", f"the job is done after {version} updates", logging.INFO)
+                self.log.log("done", f"the job is done after {version} updates", logging.INFO)
                 self.lifecycle.succeed()
                 self.ended.set()
             self._reset()
@@ -787,7 +787,7 @@ class Job:
             now, timeout = self._clock(), self.config.heartbeat_timeout_seconds
             for member, text in self._members.silent(now, timeout):
                 if member.finished or not self._members.unfinished():  # it has done its part
-                    self.log.say(f"silent {member.trainer}", f"{text}, and had finished")
+                    self.log.log(f"silent {member.trainer}", f"{text}, and had finished")
                     self._end_membership(member, "")
                 else:
                     self._silent(process_of(member), text)
@@ -811,7 +811,7 @@ class Job:
     @onlooker("the watch for stragglers")
     def _name_stragglers(self) -> None:
         for trainer, text in news(self._members.joined(), self.config.straggler_factor):
-            self.log.say(f"straggler {trainer}", text)
+            self.log.log(f"straggler {trainer}", text)
 
     def paused(self) -> None:
         """Notes that this process has not run for a while."""
@@ -878,9 +878,9 @@ class Job:
         said = f"{text}; its decided steps count, and the job goes on with trainer {left}"
         if keeps_place and not (member.finished or member.leaving):
             seconds = self.config.start_timeout_seconds
-            self._members.kept[member.trainer] = self._clock() + seconds
+            self._members.reserved[member.trainer] = self._clock() + seconds
             said += f", after up to {seconds:g} s in which another process may take its place"
-        self.log.say(f"lost {member.trainer}", said)
+        self.log.log(f"lost {member.trainer}", said)
 
     def _expire(self, now: float) -> None:
         """Gives up kept places whose time is over."""
@@ -890,7 +890,7 @@ class Job:
     def _say_empty(self, trainer: int, when: str) -> None:
         """Logs that a place is no longer kept.  The caller holds the job's lock."""
         text = f"no process takes trainer {trainer}'s place {when}: the job goes on without it"
-        self.log.say(f"empty {trainer}", text)
+        self.log.log(f"empty {trainer}", text)
         if self.program is not None:
             self.program.decisions.changed()
         self.lifecycle.wake_all()
@@ -1066,7 +1066,7 @@ class Job:
         except PartialPlan:
             raise  # it asks again when its script has made its other optimizers
         except FingerprintMismatch as error:
-            self.log.say("refused", f"refused: {error}")
+            self.log.log("refused", f"refused: {error}")
             raise
         if self.lifecycle.state is JobState.INSTALLING and trainer != 0:
             return None
@@ -1123,7 +1123,7 @@ class Job:
         if process not in self._members.held:
             self._members.held.add(process)
             text = "the others divide its samples of this epoch; it steps with them after that"
-            self.log.say(f"held {process.trainer}", f"trainer {process.trainer} waits: {text}")
+            self.log.log(f"held {process.trainer}", f"trainer {process.trainer} waits: {text}")
         return False
 
     def _held_by(self, trainer: int) -> list[int]:
@@ -1134,14 +1134,16 @@ class Job:
         trainer = request.trainer_id
         transport = choose_transport(request, self.transports)
         member = Member(trainer, request.incarnation, transport, self._clock())
-        begun = self.program is not None and (not self._members.least or self.program.begun)
+        begun = self.program is not None and (
+            not self._members.least or self.program.training_started
+        )
         again = self._members.away.get(trainer) == process_of(member)
         self._members.add(member, steps, bool(steps) and begun and not again)
         self._coordinator = request.coordinator or self._coordinator
         if self.program is not None:
             self.program.decisions.join(process_of(member), steps)
         self._announcements.joined(trainer, request.incarnation)
-        self.log.say(
+        self.log.log(
             f"joined {trainer}", f"trainer {trainer} joined over {transport}", logging.INFO
         )
         self.lifecycle.wake_all()
@@ -1164,7 +1166,7 @@ class Job:
                     "when they have gone"
                 )
             if self.lifecycle.state is JobState.FAILED or self._members.by_trainer:
-                self.log.say("reset", "reset: what the job has left is dropped", logging.INFO)
+                self.log.log("reset", "reset: what the job has left is dropped", logging.INFO)
                 self._reset()
             self.lifecycle.wake_all()
             return wire.ResetReply(state=state)
@@ -1199,14 +1201,14 @@ class Job:
                     )
                 elif member is not None and not incarnation:
                     self._ended(member, reason)
-                    if request.unreplaced and self._members.kept.pop(trainer, None) is not None:
+                    if request.unreplaced and self._members.reserved.pop(trainer, None) is not None:
                         self._say_empty(trainer, "again")
             elif request.joined:
                 self._announcements.joined(trainer, incarnation)
             elif not any(member.incarnation == incarnation for member in self._members.joined()):
                 most = ANNOUNCED_FOR_EACH * limits.trainers
-                if self._announcements.heard(trainer, incarnation, self._clock(), most):
-                    self.log.say(f"way {trainer}", f"trainer {trainer} is on its way", logging.INFO)
+                if self._announcements.announce(trainer, incarnation, self._clock(), most):
+                    self.log.log(f"way {trainer}", f"trainer {trainer} is on its way", logging.INFO)
             timeout = self.config.heartbeat_timeout_seconds
             return wire.AnnounceReply(heartbeat_timeout_seconds=timeout)
 
@@ -1235,7 +1237,7 @@ class Job:
     @onlooker("what trainers report")
     def _hear_report(self, member: Member, request: wire.HeartbeatRequest) -> None:
         member.activity, member.report = bounded_report(request, self.config.limits)
-        member.pace.heard(member.report)
+        member.pace.record(member.report)
 
     def roll(self) -> wire.Roll:
         """The roll of the trainers, for a reply."""
@@ -1293,7 +1295,7 @@ class Job:
         member.state = MemberState.LEFT
         self._members.waits.drop(member.trainer)
         level = logging.INFO if member.preempted_after is None else logging.WARNING
-        self.log.say(f"left {member.trainer}", member.goodbye(reason), level)
+        self.log.log(f"left {member.trainer}", member.goodbye(reason), level)
         if reason:
             self.lifecycle.fail(JobFailed(f"trainer {member.trainer} ended the job: {reason}"))
         if self.program is not None:
@@ -1509,7 +1511,7 @@ class Job:
         if decisions.coordinator is not None and self.reload is not None and not self.reload.done:
             if self._coordination is None:
                 self._cannot(Refused("server 0 has written no log from which it could come back"))
-            self._stands(decisions.coordinator.standing(0))
+            self._stands(decisions.coordinator.snapshot(0))
         decisions.link()
 
     def _cannot(self, error: PServerError) -> NoReturn:
@@ -1518,29 +1520,29 @@ class Job:
         self.ended.set()
         raise error
 
-    def _stands(self, standing: Standing) -> None:
+    def _stands(self, snapshot: LogSnapshot) -> None:
         """Takes the state of the log from server 0: this server serves from now on.  The caller
         holds the job's lock.
         """
         reload, installed = self.reload, self.program
         assert reload is not None and installed is not None, "a server that comes back"
-        found = reload.stands(standing)
+        found = reload.stands(snapshot)
         installed.lost = reload.lost
-        installed.recording.stands(standing)
+        installed.recording.stands(snapshot)
         for lane in installed.lanes:
-            lane.record = standing.last
-        self._take_part(standing)
+            lane.record = snapshot.last
+        self._take_part(snapshot)
         self.lifecycle.state = JobState.SERVING
-        self.log.say("reloaded", _said(reload.path, found))
+        self.log.log("reloaded", _said(reload.path, found))
         self.lifecycle.wake_all()
 
-    def _take_part(self, standing: Standing) -> None:
+    def _take_part(self, snapshot: LogSnapshot) -> None:
         """The trainers of the job, as server 0 knows them."""
         members, installed = self._members, self.program
         assert installed is not None, "it has begun its log"
         members.since = self._clock()
-        members.changes = standing.last + len(standing.processes)  # more than any trainer has seen
-        for each in standing.processes:
+        members.changes = snapshot.last + len(snapshot.processes)  # more than any trainer has seen
+        for each in snapshot.processes:
             process = each.process
             installed.calls.stands(process, each.calls)
             members.counted[process] = list(map(Applied, each.decided, each.rows))
@@ -1562,7 +1564,7 @@ class Job:
     def barrier(self, request: wire.BarrierRequest) -> wire.BarrierReply:
         """Waits up to a second until every trainer that has not left has reached the barrier."""
         check_names([request.name], self.config.limits)
-        return self.installed().barriers.come(self.member(request.session), request)
+        return self.installed().barriers.call(self.member(request.session), request)
 
     def rendezvous(self, request: wire.RendezvousRequest) -> wire.RendezvousReply:
         """The address at which trainers meet: trainer 0 gives it, the others ask.  With a topic,
@@ -1572,7 +1574,7 @@ class Job:
         if request.topic:
             check_names([request.topic], self.config.limits)
             with self.condition:
-                said = installed.topics.agree(request.topic, request.address, member.trainer)
+                said = installed.store.agree(request.topic, request.address, member.trainer)
             return wire.RendezvousReply(address=said)
         return wire.RendezvousReply(address=installed.rendezvous(member, request.address))
 

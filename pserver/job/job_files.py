@@ -170,7 +170,7 @@ class Saving:
             The versions of the lanes together.
         """
         with or_undone(self.close):
-            self._cut.take(record, self._changed, self._marks)
+            self._cut.begin(record, self._changed, self._marks)
             if self._marks:
                 self._epochs = _epochs(self._installed)
                 self._installed.last_save = None  # until this one is written

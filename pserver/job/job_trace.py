@@ -107,7 +107,7 @@ class JobTrace:
             raise Refused(f"trainer 0 ends the present trace, {self._number}")
         if not self._own:
             self.spans.end()
-            spans, dropped = self.spans.taken()
+            spans, dropped = self.spans.drain()
             self._own = parts_of(Recording("server", server, spans, dropped).to_bytes())
         return _part(self._own, request)
 

@@ -37,7 +37,7 @@ from pserver.job.barriers import Barriers
 from pserver.job.kept_texts import KeptTexts
 from pserver.job.rings import Rings
 from pserver.job.script_position import ScriptPosition
-from pserver.job.topics import Topics
+from pserver.job.store import Store
 from pserver.job_log.records import Loss
 from pserver.lane.lane import LaneExecutor, partial_steps
 from pserver.lane.leases import JobLeases
@@ -217,7 +217,7 @@ class InstalledProgram:
         self.calls = LoggedCalls(job, self.quiesce, self.lanes, decisions.ready)
         decisions.calls = self.calls
         self._rendezvous = ""  # the address that trainer 0 has given
-        self.topics = Topics(texts)
+        self.store = Store(texts)
         averaged = AveragedSteps(self.plan, self.steps, job.events)
         self.barriers = Barriers(members, job, lambda: self.version > 0, averaged, texts)
         self.rings = Rings(members, job, self.barriers)
@@ -299,7 +299,7 @@ class InstalledProgram:
         return step > mark.applied and bool(lane.undecided or not has_come)
 
     @property
-    def begun(self) -> bool:
+    def training_started(self) -> bool:
         """Whether the trainers are past their beginning, as far as this server knows."""
         reports = (member.report for member in self._members.joined())
         stepped = any(lane.steps for report in reports for lane in report.lanes)
@@ -626,7 +626,7 @@ class Observation:
         quiesce = self.installed.quiesce
         with quiesce.condition:
             self.wanted = paused and not self.ended
-            quiesce.rested.tell()  # for a pause that is not wanted any more
+            quiesce.rested.notify()  # for a pause that is not wanted any more
             if not paused and self.paused:
                 self.paused = False
                 quiesce.resume()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pserver.errors import UnknownSession
-from pserver.job_log.records import Applied, Loss, Process, Standing, losses
+from pserver.job_log.records import Applied, LogSnapshot, Loss, Process, losses
 from pserver.membership.members import Watermarks
 
 
@@ -84,15 +84,15 @@ class Reload:
         lost = meta.get("lost", {})
         self._lost_before = {int(trainer): Loss(*each) for trainer, each in lost.items()}
 
-    def stands(self, standing: Standing) -> Mapping[int, Loss]:
+    def stands(self, snapshot: LogSnapshot) -> Mapping[int, Loss]:
         """Takes server 0's state of the log.
 
         Returns:
             By trainer, the losses since the save; ``lost`` has earlier ones, too.
         """
-        found = losses(standing, self._saved)
+        found = losses(snapshot, self._saved)
         # a save of an earlier run of the job says nothing of this one
-        same = any(each.process in self._saved for each in standing.processes)
+        same = any(each.process in self._saved for each in snapshot.processes)
         before = self._lost_before if same else {}
         trainers = sorted(found.keys() | before.keys())
         self.lost = {t: found.get(t, Loss()).plus(before.get(t, Loss())) for t in trainers}

@@ -40,7 +40,7 @@ class Rings:
         for what in dict.fromkeys(wait.what for wait in saves):
             why = f"the trainers wait for one another ({said})"
             if self._barriers.put_off(what, why):
-                self._job.say("put off", f"{what} is put off, and a later save is due: {why}")
+                self._job.log_event("put off", f"{what} is put off, and a later save is due: {why}")
         if not saves:
             self._job.fail(
                 JobFailed(

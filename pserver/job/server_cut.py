@@ -2,8 +2,8 @@
 
 [Note: a cut]  Steps wait only while the state of one moment is fixed.  Slices and their states
 are copied, into memory that is there by then.  Tables are not: a step that is about to change a row
-copies it first (slot_cut.py).  Then steps continue, and the save reads copies and tables beside
-them.  Every copy is given up when it is written.
+copies it first (table/snapshots.py).  Then steps continue, and the save reads copies and tables
+beside them.  Every copy is given up when it is written.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ServerCut:
         self.meta: dict[str, Any] = {}
         self.pause_seconds = 0.0
 
-    def take(
+    def begin(
         self, record: int | None = None, changed_since_save: bool = False, marks: bool = False
     ) -> None:
         """Fixes the moment; steps wait meanwhile.
@@ -57,7 +57,7 @@ class ServerCut:
         with or_undone(self.close), installed.quiesce.paused():
             began = time.monotonic()
             installed.quiesce.read_cut()
-            self._slices.take()
+            self._slices.copy()
             for name, table in installed.tables.items():
                 self._tables[name] = table.cut(changed_since_save, marks)
             place = installed.log_place
@@ -78,7 +78,7 @@ class ServerCut:
         Raises:
             OSError: the disk is full, or refuses.
         """
-        writer.drain(self._slices.taken)
+        writer.drain(self._slices.copies)
         for name, cut in self._tables.items():
             writer.chunks(name, cut.chunks())
             cut.close()

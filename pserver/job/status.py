@@ -39,7 +39,7 @@ def trainer_statuses(
             report=member.report,
             compute_seconds=member.pace.seconds,
             behind=slow.get(member.trainer, 0.0),
-            kept_seconds=max(0.0, members.kept.get(member.trainer, now) - now),
+            kept_seconds=max(0.0, members.reserved.get(member.trainer, now) - now),
         )
         for _, member in sorted(members.by_trainer.items())
     ]

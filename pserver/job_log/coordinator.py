@@ -42,13 +42,13 @@ from pserver.job_log.records import (
     Consumed,
     Decided,
     Joined,
+    LogSnapshot,
     Lost,
     Process,
-    ProcessStanding,
+    ProcessSnapshot,
     ProcessStep,
     Record,
     Staged,
-    Standing,
     What,
     records_bytes,
     records_of,
@@ -79,7 +79,7 @@ class Coordinator:
         lost: processes that were lost, with the reasons.
         left: processes that have left, with the step after which they were preempted.
         write: called with each change, as JSON can hold it, before any other process receives it:
-            an entry for :meth:`take`.  None: nothing is written down.
+            an entry for :meth:`restore_entry`.  None: nothing is written down.
     """
 
     def __init__(
@@ -206,14 +206,14 @@ class Coordinator:
         for ready in self._calls.values():
             ready.discard(server)
 
-    def standing(self, server: int) -> Standing:
+    def snapshot(self, server: int) -> LogSnapshot:
         """The state of the log, for a server that comes back."""
         lanes = range(len(self._rounds))
         none = [0] * self._servers
-        return Standing(
+        return LogSnapshot(
             self.last,
             tuple(
-                ProcessStanding(
+                ProcessSnapshot(
                     process,
                     tuple(self._begun.get(process, ())),
                     tuple(self._decided[lane].get(process, 0) for lane in lanes),
@@ -277,8 +277,8 @@ class Coordinator:
         return list(self._recent)[len(self._recent) - missing :]
 
     def entries(self) -> list[list[Any]]:
-        """The entries of its state, for a replacement to :meth:`take`."""
-        standings = [self.standing(server) for server in range(self._servers)]
+        """The entries of its state, for a replacement to :meth:`restore_entry`."""
+        standings = [self.snapshot(server) for server in range(self._servers)]
         processes = []
         for known in zip(*(each.processes for each in standings), strict=True):
             one = known[0]
@@ -291,7 +291,7 @@ class Coordinator:
         recent = _text(self._recent)
         return [["log", self.last, self._time, processes, recent]]
 
-    def take(self, kind: str, *what: Any) -> None:
+    def restore_entry(self, kind: str, *what: Any) -> None:
         """Takes what another process has written: its :meth:`entries`, then each change.
 
         Raises:

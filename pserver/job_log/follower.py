@@ -141,7 +141,7 @@ class FollowerLink:
             ValueError: the message has more than 2 MB.
         """
         if not self._over.is_set():
-            self._end.say(message)
+            self._end.send(message)
 
     def close(self) -> None:
         """Ends the link, and returns at once: the caller may hold a lock that ``received`` takes.
@@ -286,7 +286,7 @@ class FollowerLink:
                     raise _going(self._name, header)
                 if header.kind not in (Kind.RECORD, Kind.PROBE):
                     raise GarbledStream(f"expected RECORD, PROBE or BYE, got kind {header.kind}")
-                self._end.take(stream, header)
+                self._end.receive(stream, header)
             raise Unreachable(f"{self._name}: the stream ended")
         finally:
             self._end.detach(stream)

@@ -157,7 +157,7 @@ class CoordinatorLinks:
             heeded = follower is not None and follower.listens
         if follower is not None:
             if heeded:
-                follower.end.say(message)
+                follower.end.send(message)
         elif count:
             raise ValueError(f"expected a server from 1 to {count}, got {server_index}")
 
@@ -166,7 +166,7 @@ class CoordinatorLinks:
         with self._lock:
             followers = [each for each in self._followers.values() if each.listens]
         for follower in followers:
-            follower.end.say(message)
+            follower.end.send(message)
 
     # ---- followers ----
 
@@ -223,7 +223,7 @@ class CoordinatorLinks:
                     return
                 if header.kind not in (Kind.STAGED, Kind.PROBE):
                     raise Refused(f"expected STAGED, PROBE or BYE, got kind {header.kind}")
-                end.take(stream, header)
+                end.receive(stream, header)
                 if header.kind == Kind.PROBE:
                     end.probe()
             raise Unreachable("it ended without BYE")

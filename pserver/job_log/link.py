@@ -106,7 +106,7 @@ class Messages:
         size += self._flying_bytes + MESSAGE_BYTES
         return size <= WINDOW_BYTES and len(self._flying) < WINDOW_MESSAGES
 
-    def told(self) -> int:
+    def acknowledgement(self) -> int:
         """The value of ``heard`` for a frame that leaves now."""
         self._told, self._heard_bytes = self.heard, 0
         return self.heard
@@ -128,7 +128,7 @@ class Messages:
             else:  # it has heard them on an earlier stream
                 self._waiting.popleft()
 
-    def hear(self, first: int, messages: Sequence[bytes]) -> Sequence[bytes]:
+    def receive(self, first: int, messages: Sequence[bytes]) -> Sequence[bytes]:
         """Takes a frame's messages; returns the new ones.
 
         Args:
@@ -245,7 +245,7 @@ class LinkEnd:
 
     # ---- messages ----
 
-    def say(self, message: bytes) -> None:
+    def send(self, message: bytes) -> None:
         """Sends a message, now or on the next stream; after the end it is dropped.
 
         Raises:
@@ -267,7 +267,10 @@ class LinkEnd:
                 if not batch:
                     return
                 frame = Frame(
-                    kind=self._kind, log=batch, log_first=first, log_heard=self._messages.told()
+                    kind=self._kind,
+                    log=batch,
+                    log_first=first,
+                    log_heard=self._messages.acknowledgement(),
                 )
                 self._sending = True
             try:
@@ -281,7 +284,7 @@ class LinkEnd:
     def probe(self) -> None:
         """Sends PROBE, which acknowledges messages, and which a coordinator answers."""
         with self._changed:
-            stream, heard = self._stream, self._messages.told()
+            stream, heard = self._stream, self._messages.acknowledgement()
         if stream is not None:
             with suppress(Unreachable):
                 stream.send(Frame(kind=Kind.PROBE, log_heard=heard))
@@ -327,7 +330,7 @@ class LinkEnd:
             raise GarbledStream(str(error)) from error
         return None if received is None else received[0]
 
-    def take(self, stream: SequencedStream, header: Frame) -> None:
+    def receive(self, stream: SequencedStream, header: Frame) -> None:
         """Takes a frame of a stream, and hands its messages to ``received``.
 
         Raises:
@@ -351,7 +354,7 @@ class LinkEnd:
             self.last_heard = self._clock()
             try:
                 self._messages.was_heard(header.log_heard)
-                fresh = self._messages.hear(header.log_first, header.log)
+                fresh = self._messages.receive(header.log_first, header.log)
             except CorruptFrame as error:
                 raise GarbledStream(str(error)) from error
             if not self._messages.unheard:

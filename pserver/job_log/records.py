@@ -305,7 +305,7 @@ def _write(to: message.ProcessStep, step: ProcessStep) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessStanding:
+class ProcessSnapshot:
     """A trainer's process in the log.
 
     Attributes:
@@ -334,7 +334,7 @@ class ProcessStanding:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class LogSnapshot:
     """The state of the log.
 
     Attributes:
@@ -343,7 +343,7 @@ class Standing:
     """
 
     last: int
-    processes: tuple[ProcessStanding, ...]
+    processes: tuple[ProcessSnapshot, ...]
 
     def to_bytes(self) -> bytes:
         """The bytes of the state, which travel in the place of records."""
@@ -364,7 +364,7 @@ class Standing:
         return found.SerializeToString()
 
     @classmethod
-    def of(cls, data: bytes) -> Standing | None:
+    def of(cls, data: bytes) -> LogSnapshot | None:
         """Reads the bytes of :meth:`to_bytes`; None where they are something else."""
         found = message.Records()
         try:
@@ -376,7 +376,7 @@ class Standing:
         return cls(
             found.standing.last,
             tuple(
-                ProcessStanding(
+                ProcessSnapshot(
                     Process(each.process.trainer, each.process.incarnation),
                     tuple(each.begun),
                     tuple(each.decided),
@@ -421,7 +421,7 @@ class Loss:
         return Loss(self.steps + other.steps, self.rows + other.rows)
 
 
-def losses(standing: Standing, saved: Mapping[Process, Sequence[Applied]]) -> dict[int, Loss]:
+def losses(standing: LogSnapshot, saved: Mapping[Process, Sequence[Applied]]) -> dict[int, Loss]:
     """The losses on a server that resumes from a save, by trainer.
 
     Args:

@@ -45,7 +45,7 @@ from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.watermark import NormHistory
 from pserver.onlookers import onlooker
 from pserver.telemetry.logs import RepeatedWarning
-from pserver.transport.arrays import OutlierPush, said
+from pserver.transport.arrays import OutlierPush, described
 from transpiler.plan.plan import Lane
 
 # ---- nonfinite steps ----
@@ -168,7 +168,7 @@ class OutlierPushes:
 
     def _act(self, trainer: int, contribution: Contribution) -> None:
         self._count(trainer)
-        text = said(contribution.outliers)
+        text = described(contribution.outliers)
         if self._action == "stop":
             error = Outlier(f'{text}, and a_sync_configs["outlier_push"] is "stop"')
             self._job.fail(error)

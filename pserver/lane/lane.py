@@ -21,7 +21,7 @@ also where its stream breaks.
 [Note: a record is all]  Two servers that apply the same steps in the same order hold the same bits,
 and so does one that reads them from a recorded log.  So an update reads nothing but its steps and
 what the server holds: what a trainer had read, and what the other trainers' buffers are, is taken
-into the steps before the update begins (:meth:`LaneUpdates.take`).
+into the steps before the update begins (:meth:`LaneUpdates.prepare`).
 
 [Note: turns]  Two servers that apply the same records hold the same bits.  So the updates of a lane
 begin in the order of the log, and none begins a batch before the one before it is done; a thread
@@ -44,7 +44,7 @@ from pserver.errors import FingerprintMismatch, PServerError, Refused, TrainerLo
 from pserver.job_log.records import Process, ProcessStep
 from pserver.lane.judge import NonFiniteSteps, OutlierPushes
 from pserver.lane.leases import JobLeases
-from pserver.lane.recorder import Kept
+from pserver.lane.recorder import PendingEntry
 from pserver.lane.recording import Recording
 from pserver.lane.rounds import (
     Clipping,
@@ -125,7 +125,7 @@ class AppliedRounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class PreparedSteps:
     """Decided steps with all that their update reads.
 
     Attributes:
@@ -134,7 +134,7 @@ class Taken:
 
     steps: DecidedSteps
     recording: Recording
-    kept: Kept | None
+    kept: PendingEntry | None
 
     @property
     def record(self) -> int:
@@ -182,21 +182,21 @@ class LaneUpdates:
         """A new round of the lane."""
         return SyncRound(self._lane.kind.outer_optimizer, self._lane.averages)
 
-    def take_round(self, lane: int, current: SyncRound) -> Taken:
+    def take_round(self, lane: int, current: SyncRound) -> PreparedSteps:
         """See :meth:`take`; before anything of the round is merged.
 
         Args:
             lane: the index of this one.
         """
         decided = current.record, current.time, current.steps
-        return self.take(DecidedSteps(lane, *decided, current.contributions))
+        return self.prepare(DecidedSteps(lane, *decided, current.contributions))
 
-    def take(self, steps: DecidedSteps) -> Taken:
+    def prepare(self, steps: DecidedSteps) -> PreparedSteps:
         """Takes into steps what else their update reads.  Once, in the order of the updates, and
         not under the job's lock.
         """
         self._complete(steps)
-        return Taken(steps, self._recording, self._recording.kept(steps))
+        return PreparedSteps(steps, self._recording, self._recording.copies_of(steps))
 
     def takes_nothing(self, own: Contribution) -> bool:
         """Whether one trainer's step has all that its update reads, so that no values are
@@ -318,7 +318,7 @@ class LaneWaits:
     def took(self, step: int) -> None:
         """Notes that a trainer has taken a step: it may have been the slowest one."""
         if self._nearer.standing and self.slowest() >= step:
-            self._nearer.tell()
+            self._nearer.notify()
 
     def wait_for_record(self, member: Member, step: int, current: SyncRound) -> None:
         """Waits until a round's record stands, or the trainer is lost, as
@@ -490,7 +490,7 @@ class StagedSteps:
 
     def _tell_next(self) -> None:
         if (following := self._turns.get(self._begun)) is not None:
-            following.event.tell()
+            following.event.notify()
 
     @property
     def waiting(self) -> list[tuple[Member, int, int]]:
@@ -509,7 +509,7 @@ class StagedSteps:
     def applied(self, staged: StagedStep) -> None:
         """Removes a step, which has been applied."""
         del self._deciding[staged.member.trainer]
-        staged.event.tell()
+        staged.event.notify()
 
     def drop(self, member: Member) -> bool:
         """Drops the staged steps of a lost trainer.
@@ -731,7 +731,7 @@ class UpdateTasks:
         applied: Callable[[], None],
         assigned: Iterable[str],
         after: UpdateTask | None = None,
-        taken: Taken | None = None,
+        taken: PreparedSteps | None = None,
     ) -> UpdateTask:
         """A task that updates every batch and then calls ``applied``, which moves watermarks.  A
         large one begins in the workers; others run in the threads that wait for them.  See [Note:
@@ -867,7 +867,7 @@ class LaneExecutor:
             lane, *slices, tables, self.buffers, self._one_by_one, recording
         )
         self._round = self._updates.new_round()
-        self._taken: Taken | None = None  # of the round
+        self._taken: PreparedSteps | None = None  # of the round
         self._staging = False  # the thread that has the job's lock brings a step of the lane
         self._rounds = AppliedRounds(index, members, leases, self._steps)
 
@@ -898,7 +898,7 @@ class LaneExecutor:
             self._checks.check(step, member.trainer, contribution)
             self.buffers.check(step, member.trainer, contribution.buffers)
             self._leases.check(member.trainer, member.incarnation, contribution.leases)
-            again = watermark.take(step, contribution.rows)
+            again = watermark.begin(step, contribution.rows)
             self.hparams = contribution.hparams
             self._staged.wait_for_place(member, watermark, again, lambda: not self._round.time)
             current, staged = self._round, None
@@ -924,7 +924,7 @@ class LaneExecutor:
         if self.lane.kind.waits_for_all:
             contributions = self._round.decide(steps, time, record)
             if not self._staging:
-                self._waits.moved.tell(1)  # it leads
+                self._waits.moved.notify(1)  # it leads
         else:
             contributions = self._staged.decide(steps, time, record)
         count_decided(self._members, self.index, contributions)
@@ -967,7 +967,7 @@ class LaneExecutor:
             task.wait_for(name)
             yield name
         task.wait_for()
-        yield from self.buffers.told(member.trainer)
+        yield from self.buffers.answer(member.trainer)
 
     def outcome(self, member: Member, step: int, task: UpdateTask) -> Outcome:
         """Waits until a step is applied; where staleness is bounded, also until the slowest trainer
@@ -994,7 +994,7 @@ class LaneExecutor:
         with self._job.lock:
             self._staged.wait_for_turn(staged)
         # not under the lock, and no other step's turn
-        taken = self._job.or_fail(lambda: self._updates.take(staged.decided(self.index)))
+        taken = self._job.or_fail(lambda: self._updates.prepare(staged.decided(self.index)))
         with self._job.lock:
             # under the lock: workers take updates in their order
             self._last_task = task = self._tasks.begin(
@@ -1031,7 +1031,7 @@ class LaneExecutor:
             self._waits.wait_for_record(member, step, current)
             if member.trainer not in current.contributions:
                 if current.goes_on:
-                    self._waits.moved.tell(1)  # another one leads
+                    self._waits.moved.notify(1)  # another one leads
                 raise TrainerLost(member.fenced)
             self._waits.wait_for_leader(current, lambda: current.goes_on)
             current.led = True
@@ -1047,12 +1047,12 @@ class LaneExecutor:
             self._job.or_fail(partial(measure, ()))
             with self._job.lock:
                 current.phase = Phase.MERGED
-                self._waits.moved.tell()
+                self._waits.moved.notify()
         if current.norms:
             return Clipping(current, current.norms)
         return self._apply(current, Phase.MERGED, {})
 
-    def _take_round(self, current: SyncRound) -> Taken:
+    def _take_round(self, current: SyncRound) -> PreparedSteps:
         return self._job.or_fail(lambda: self._updates.take_round(self.index, current))
 
     def _stage(
@@ -1127,7 +1127,7 @@ class LaneExecutor:
                     taken=taken,
                 )
                 if current.task.early:
-                    self._waits.moved.tell()
+                    self._waits.moved.notify()
                 return current.task
         with self._job.lock:
             self._waits.wait_for_leader(current, lambda: current.answers)
@@ -1144,8 +1144,8 @@ class LaneExecutor:
         self._steps.applied(current.began)
         self._rounds.add(current)
         self._round = self._updates.new_round()
-        self._waits.moved.tell()
-        self._staged.placed.tell()
+        self._waits.moved.notify()
+        self._staged.placed.notify()
 
     def replay(self, steps: DecidedSteps) -> None:
         """Applies decided steps of a recorded log, in this thread."""
@@ -1166,7 +1166,7 @@ class LaneExecutor:
             return len(self._round.contributions) + len(self._staged) + self._tasks.running
 
     @property
-    def begun(self) -> int:
+    def updates_started(self) -> int:
         """Updates applied so far, and those under way."""
         with self._job.lock:
             return self.version + self._tasks.running

@@ -43,7 +43,7 @@ class JobLeases:
         catches_up: a late trainer is awaited from a later step on than the one at which it was
             admitted: it gives up what it has missed when it asks for the first time.
         write: called with each change, as JSON can hold it, before any trainer receives it: an
-            entry for :meth:`take`.  None: nothing is written down.
+            entry for :meth:`restore_entry`.  None: nothing is written down.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class JobLeases:
 
     def _changed(self) -> None:
         self._changes += 1
-        self._told.tell()
+        self._told.notify()
 
     def _goes_on(self, member: Member, since: int, held: Held) -> bool:
         """Whether there may be something for a waiting trainer: samples, or a save."""
@@ -174,14 +174,14 @@ class JobLeases:
             if not there:
                 self.remove(trainer, incarnation)
         for trainer in self._members.absent:
-            if trainer in self._members.kept or trainer in self._members.arriving:
+            if trainer in self._members.reserved or trainer in self._members.arriving:
                 self._set_gone(trainer, False)
             else:
                 self._set_gone(trainer, trainer not in self._table.present)
 
     def _set_gone(self, trainer: int, gone: bool) -> None:
         """Sets whether a process of this number is expected."""
-        if gone != (trainer in self._table.gone):
+        if gone != (trainer in self._table.absent):
             change = "give_up" if gone else "wait_for"
             getattr(self._table, change)(trainer)
             self._wrote(change, trainer)
@@ -217,7 +217,7 @@ class JobLeases:
             self._wrote("decided", trainer, incarnation, ranges)
             self._changed()
         else:
-            self._told.tell()  # a step of a trainer that has gone may have been awaited
+            self._told.notify()  # a step of a trainer that has gone may have been awaited
 
     # ---- accounts, and persistence ----
 
@@ -251,10 +251,10 @@ class JobLeases:
     # ---- see [Note: a coordinator that comes back] in pserver/job_log/coordinator.py ----
 
     def entries(self) -> list[list[Any]]:
-        """The entries of its state, for a replacement to :meth:`take`."""
+        """The entries of its state, for a replacement to :meth:`restore_entry`."""
         return [["leases", self._dealt, self._table.whole()]]
 
-    def take(self, kind: str, *what: Any) -> None:
+    def restore_entry(self, kind: str, *what: Any) -> None:
         """Takes what another process has written: its :meth:`entries`, then each change.
 
         Raises:

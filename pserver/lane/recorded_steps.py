@@ -9,7 +9,7 @@ import torch
 from pserver.job_log.files import Damaged
 from pserver.job_log.records import Process, ProcessStep
 from pserver.job_log_pb2 import AppliedStep, AppliedSteps, Array, Entry, RecordedHparams
-from pserver.lane.recorder import Kept
+from pserver.lane.recorder import PendingEntry
 from pserver.lane.rounds import Contribution, DecidedSteps, Hparams
 from pserver.table.gradient import RowGradient, RowsBefore
 from pserver.transport import frames
@@ -32,7 +32,7 @@ class StepEntries:
     def __init__(self) -> None:
         self._layouts: dict[tuple[object, ...], bytes] = {}
 
-    def entry(self, steps: DecidedSteps) -> Kept:
+    def entry(self, steps: DecidedSteps) -> PendingEntry:
         """An entry with copies of all that the steps' update reads, but for coefficients."""
         message, tensors = b"", list[torch.Tensor]()
         rest: list[Named] = []
@@ -55,7 +55,7 @@ class StepEntries:
         )
         payload = copied([*tensors, *(tensor for _, tensor in rest)])
         size = len(message) + sum(piece.nbytes for piece in payload)
-        return Kept(Entry(applied=applied), message, payload, size)
+        return PendingEntry(Entry(applied=applied), message, payload, size)
 
     def _layout(self, lane: int, trainer: int, gradients: Mapping[str, torch.Tensor]) -> bytes:
         key = (lane, trainer, *gradients)
@@ -68,12 +68,14 @@ class StepEntries:
         return found
 
 
-def entry_of_arrays(entry: Entry, named: Mapping[str, torch.Tensor]) -> Kept:
+def entry_of_arrays(entry: Entry, named: Mapping[str, torch.Tensor]) -> PendingEntry:
     """An entry with copies of these arrays."""
     arrays = [_array(Array.VALUE, 0, name, tensor) for name, tensor in named.items()]
     message = Entry(arrays=arrays).SerializeToString()
     payload = copied(list(named.values()))
-    return Kept(entry, message, payload, len(message) + sum(each.nbytes for each in payload))
+    return PendingEntry(
+        entry, message, payload, len(message) + sum(each.nbytes for each in payload)
+    )
 
 
 def copied(tensors: Sequence[torch.Tensor]) -> list[memoryview]:

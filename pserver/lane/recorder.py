@@ -29,7 +29,7 @@ MOST_BYTES = 2**28  # of copies that are not written
 
 
 @dataclass(slots=True)
-class Kept:
+class PendingEntry:
     """An entry that is to be written: it does not change any more.
 
     Attributes:
@@ -70,7 +70,7 @@ class Recorder:
         self.entries, self.failure = 0, ""
         self._log, self._most = log, most_bytes
         self._condition = threading.Condition()  # guards all here; never taken before the job's
-        self._queue: deque[tuple[int, Kept]] = deque()
+        self._queue: deque[tuple[int, PendingEntry]] = deque()
         self._waiting = 0  # bytes in the queue
         self._end = self._written = 0  # of whole entries in the file: bytes, and how many
         self._closed = False
@@ -90,7 +90,7 @@ class Recorder:
                 self._condition.wait(patience())
             return not self.failure and not self._closed
 
-    def append(self, kept: Kept) -> None:
+    def append(self, kept: PendingEntry) -> None:
         """The next entry.  Returns at once."""
         with self._condition:
             if self.failure or self._closed:
@@ -102,7 +102,7 @@ class Recorder:
 
     def close(self) -> None:
         """Ends the recording.  Returns at once; :meth:`wait` waits for unwritten entries."""
-        self.append(kept_of(Entry(closing=Closing())))
+        self.append(pending_entry(Entry(closing=Closing())))
         with self._condition:
             self._closed = True
             self._condition.notify_all()
@@ -144,7 +144,7 @@ class Recorder:
         finally:
             os.close(descriptor)
 
-    def _next(self) -> tuple[int, Kept] | None:
+    def _next(self) -> tuple[int, PendingEntry] | None:
         with self._condition:
             while not self._queue and not self._closed:
                 self._condition.wait(patience())
@@ -156,7 +156,7 @@ class Recorder:
             self._queue.clear()
             self._waiting = 0
             self._condition.notify_all()
-        self._log.say(
+        self._log.log(
             "unrecorded",
             f"the job goes on, and its log is not recorded any more: {self.failure}",
             logging.ERROR,
@@ -173,9 +173,9 @@ class Recorder:
             _write(descriptor, closing)
 
 
-def kept_of(entry: Entry) -> Kept:
+def pending_entry(entry: Entry) -> PendingEntry:
     """An entry without arrays."""
-    return Kept(entry, b"", (), entry.ByteSize())
+    return PendingEntry(entry, b"", (), entry.ByteSize())
 
 
 def _write(descriptor: int, pieces: Sequence[memoryview]) -> int:

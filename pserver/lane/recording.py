@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from pserver.dense.slices import SliceStore
-from pserver.job_log.records import Record, Standing, records_bytes
+from pserver.job_log.records import LogSnapshot, Record, records_bytes
 from pserver.job_log_pb2 import Entry, LoadedRows, LoadedValues, Opening, Records, ShrunkTable
 from pserver.lane.recorded_steps import StepEntries, entry_of_arrays, hparams_message
-from pserver.lane.recorder import Kept, Recorder, kept_of
+from pserver.lane.recorder import PendingEntry, Recorder, pending_entry
 from pserver.lane.rounds import DecidedSteps, Hparams
 from transpiler.program_pb2 import Program
 
@@ -40,7 +40,7 @@ class Recording:
             program: of this server, without values.
         """
         recorder.append(
-            kept_of(Entry(opening=Opening(recording=recorder.recording, program=program)))
+            pending_entry(Entry(opening=Opening(recording=recorder.recording, program=program)))
         )
         self.recorder = recorder
 
@@ -62,18 +62,18 @@ class Recording:
         """Records that a record of the log takes effect."""
         if self.recorder is not None:
             self.recorder.append(
-                kept_of(Entry(records=Records.FromString(records_bytes([record]))))
+                pending_entry(Entry(records=Records.FromString(records_bytes([record]))))
             )
 
-    def stands(self, standing: Standing) -> None:
+    def stands(self, standing: LogSnapshot) -> None:
         """Records that this server has come back, and has loaded its save; records continue from
         here.
         """
         if self.recorder is not None:
             records = Records.FromString(standing.to_bytes())
-            self.recorder.append(kept_of(Entry(records=records)))
+            self.recorder.append(pending_entry(Entry(records=records)))
 
-    def kept(self, steps: DecidedSteps) -> Kept | None:
+    def copies_of(self, steps: DecidedSteps) -> PendingEntry | None:
         """Copies of steps whose update is about to begin; waits until there is room.  Not called
         under the job's lock.
         """
@@ -81,7 +81,9 @@ class Recording:
             return None
         return self._steps.entry(steps)
 
-    def applied(self, kept: Kept | None, coefficients: Mapping[str, float] | None = None) -> None:
+    def applied(
+        self, kept: PendingEntry | None, coefficients: Mapping[str, float] | None = None
+    ) -> None:
         """Records that the update of steps begins.
 
         Args:

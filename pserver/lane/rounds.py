@@ -139,7 +139,7 @@ class SharedBuffers:
             first, *others = (value for value in values if value is not None)
             now.copy_(mean([first.clone(), *others], len(values)))
 
-    def told(self, trainer: int) -> list[str]:
+    def answer(self, trainer: int) -> list[str]:
         """The slices that the answer to a trainer's step brings."""
         if self._whose == "trainer0" and trainer == self._first():
             return []
@@ -431,12 +431,12 @@ class SyncRound:
                 raise CorruptFrame(
                     f"{name!r} was written, and its values, which trainer 0 sends, are not there"
                 )
-            if checksum(first.assignments[name].written(variables[name])) != after:
+            if checksum(first.assignments[name].applied_to(variables[name])) != after:
                 raise CorruptFrame(f"{name!r}: the values are others than their checksum says")
             self.assignments[name] = first.assignments[name]
 
     def merge(self, names: Iterable[str]) -> None:
-        """Merges the gradients of these slices and tables.  See [Note: merge order] in merge.py."""
+        """Merges the gradients of these slices and tables, in the order of [Note: merge order]."""
         in_order = self.counted
         for name in names if in_order else ():
             gradients = [

@@ -285,13 +285,13 @@ class UpdateTask:
         stand = {name: event for name, event in self._events.items() if event.standing}
         told = [stand[name] for name in batch if name in stand]
         for event in told:
-            event.tell()
+            event.notify()
         if self._left and not told and not self.in_workers:
             self._tell_one()
 
     def _tell_all(self) -> None:
         for event in self._events.values():
-            event.tell()
+            event.notify()
 
     def _tell_one(self) -> None:
         """Notifies a thread that may help: one that waits for this update, or else for a later
@@ -301,7 +301,7 @@ class UpdateTask:
         while task is not None:
             for event in task._events.values():
                 if event.standing:
-                    event.tell(1)
+                    event.notify(1)
                     return
             task = task._behind
 

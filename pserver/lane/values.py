@@ -134,7 +134,7 @@ class AsyncSlices:
             if assignment is not None:
                 assignment.write(slice_.value)
                 # the gradient was computed at what the trainer wrote
-                before = None if before is None else assignment.written(before)
+                before = None if before is None else assignment.applied_to(before)
             if gradient is not None:
                 slice_.update(gradient, contribution.hparams[slice_.group], before=before)
 

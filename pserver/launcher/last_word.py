@@ -43,7 +43,7 @@ ASK, UNREPLACED = "--ask", "--unreplaced"
 log = logging.getLogger(__name__)
 
 
-def tell(
+def report_ends(
     access: Access, endpoints: Sequence[str], words: Sequence[str], unreplaced: bool = False
 ) -> None:
     """Reports the ended trainers to every reachable server.
@@ -121,7 +121,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class EndAnswers:
     """The servers' answers about trainers that have ended.
 
     Attributes:
@@ -137,7 +137,7 @@ class Said:
     reason: str
 
     @classmethod
-    def of(cls, questions: Sequence[Question]) -> Said:
+    def of(cls, questions: Sequence[Question]) -> EndAnswers:
         """The answers of all servers as one."""
         words = [None if q.were is None else set(q.were.values()) for q in questions]
         each = [word for word in words if word is not None]
@@ -152,7 +152,7 @@ class Said:
         )
 
 
-def ask(questions: Sequence[Question], seconds: float) -> Said:
+def ask(questions: Sequence[Question], seconds: float) -> EndAnswers:
     """Asks servers until all answers are known, or one has refused, or the time is over."""
     waited = "waiting for servers to report whether the job continues"
     for _ in poll(log, lambda: waited, seconds, PAUSE_SECONDS):
@@ -161,7 +161,7 @@ def ask(questions: Sequence[Question], seconds: float) -> Said:
                 question.ask()
         if all(each.answered for each in questions) or any(each.obstacle for each in questions):
             break
-    return Said.of(questions)
+    return EndAnswers.of(questions)
 
 
 GONE = {"finished", "left", "preempted", "done"}  # takes no further step
@@ -211,7 +211,7 @@ def main(arguments: Sequence[str]) -> None:
     token, keys, endpoints, *words = rest
     access, servers = Access.of(token, keys, "operator", "trainer"), endpoints.split(",")
     if seconds is None:
-        tell(access, servers, words, unreplaced)
+        report_ends(access, servers, words, unreplaced)
         return
     said = ask([Question(access, each, words, unreplaced) for each in servers], seconds)
     print(json.dumps(asdict(said)), flush=True)

@@ -39,7 +39,7 @@ from transpiler.files import bounded_json
 STALE_SECONDS = 5.0  # after which an answer says nothing of now
 RATE_SECONDS = 10.0  # over which samples are counted
 
-Server = Mapping[str, Any]  # what ``watch.said`` makes of a server's answer
+Server = Mapping[str, Any]  # what ``watch.panel_answer`` makes of a server's answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Feed:
         self._began = (0.0, 0)  # when it was first seen, and at which batch
         self._view: tuple[Progress | None, float | None, Mapping[str, float]] = (None, None, {})
 
-    def take(self, servers: Sequence[Server], now: float) -> None:
+    def update(self, servers: Sequence[Server], now: float) -> None:
         """The present states of all servers.
 
         Args:
@@ -389,7 +389,7 @@ class Panel:
     def _read(self, lines: IO[bytes]) -> None:
         with lines:
             for line in lines:
-                self._feed.take(bounded_json.loads(line), time.monotonic())
+                self._feed.update(bounded_json.loads(line), time.monotonic())
 
     @onlooker("the panel", end=lambda panel: panel.leave())
     def _draw(self) -> None:

@@ -263,7 +263,7 @@ class Process:
         line: Callable[[Process, str], None] | None = None,
         ended: Callable[[Process], None],
     ) -> None:
-        self.name, self.log, self.told = name, log, ""
+        self.name, self.log, self.reported_error = name, log, ""
         self._last, self._trace = deque[str](maxlen=TAIL_LINES), list[str]()
         self.status: int | None = None
         self.stopped = self.killed = False
@@ -309,7 +309,7 @@ class Process:
         """Whether a signal has ended it, or its job has lost it, as its output says: not a fault of
         its script.
         """
-        return self.signalled or bool(_DROPPED.search(self.told))
+        return self.signalled or bool(_DROPPED.search(self.reported_error))
 
     @property
     def lived_seconds(self) -> float:
@@ -394,7 +394,7 @@ class Process:
         if found := _PREEMPTED.match(text):
             self.preempted_after = int(found[1])
         if _TOLD.match(text):
-            self.told = text
+            self.reported_error = text
         elif text == _TRACE:
-            self.told = ""
+            self.reported_error = ""
         self._last.append(text)

@@ -70,7 +70,7 @@ class EndedTrainers:
     def __init__(self, started: StartedProcesses, environment: Mapping[str, str]) -> None:
         self._started, self._environment = started, environment
 
-    def tell(self, ended: Sequence[Process]) -> None:
+    def report(self, ended: Sequence[Process]) -> None:
         """Reports trainers to the servers, which count them as lost, unless they have left."""
         if command := self._command(ended):
             # local servers may have ended with their job, while a trainer still evaluates
@@ -265,7 +265,7 @@ def by_cause(ended: Sequence[Process], servers: Collection[Process]) -> list[Pro
         (process for process in ended if process.failed),
         key=lambda process: (
             (process.status or 0) < 128,
-            bool(process.told),
+            bool(process.reported_error),
             process in servers,
         ),
     )
@@ -294,8 +294,8 @@ def sentences(
             yield preemption(process)
             continue
         status = f"{process.name} failed with status {process.status}{_killer(process.status)}"
-        if process.told and (suspended or process is not failed[0]):
-            yield f"{status}, reported by others: {process.told} (see {process.log})"
+        if process.reported_error and (suspended or process is not failed[0]):
+            yield f"{status}, reported by others: {process.reported_error} (see {process.log})"
             continue
         log = f"the last lines of {process.log}:" if process.tail else f"{process.log} is empty"
         yield f"{status}; {log}"
@@ -562,7 +562,7 @@ class Supervisor:
     policy: RestartPolicy
     environment: Mapping[str, str]
     page: WebPage
-    say: Callable[[str], None]
+    report: Callable[[str], None]
     interrupted: bool = False
     next: Next = Next.FAIL
     cause: int | None = None
@@ -597,7 +597,7 @@ class Supervisor:
         except Failed as failure:
             self._end_panel()
             if self.cluster.host is not None:  # a local cluster ends as a whole
-                self._words.tell([each for each in self._trainers if each.failed])
+                self._words.report([each for each in self._trainers if each.failed])
             self._wait_for_reasons(str(failure))
             if self._done_without():
                 return 0
@@ -675,7 +675,7 @@ class Supervisor:
             why = "has ended when the job was done"
             if self.started.away(process):
                 why = "started too late: the job is done without it"
-            elif process.told:
+            elif process.reported_error:
                 why = f"was lost, and the job is done without it; see {process.log}"
             self._does_without(process, why)
             return
@@ -692,7 +692,7 @@ class Supervisor:
         if alone and (preempted or not process.signalled):
             raise Failed
         answer = Answer(goes_on=True) if preempted else self._ask(process)
-        if not preempted and not process.told and self._is_done(answer, alone):
+        if not preempted and not process.reported_error and self._is_done(answer, alone):
             self._does_without(process, "had finished when it ended")
             self._answered.append(process)
             return
@@ -703,7 +703,7 @@ class Supervisor:
         if answer.goes_on is None and not self._believed(process):
             raise Failed
         what = self.policy.after(Ended(number, process.lived_seconds, True, preempted))
-        self.say(lost(process, what, self.policy.counted))
+        self.report(lost(process, what, self.policy.counted))
         self.ended.remove(process)
         if what is Next.ALONE:
             self.started.start_again(number)
@@ -761,7 +761,7 @@ class Supervisor:
         ):
             return False
         if not self._server_failed:
-            self.say(unanswered(process, self._words.patience_seconds))
+            self.report(unanswered(process, self._words.patience_seconds))
         return True
 
     @property
@@ -778,7 +778,7 @@ class Supervisor:
         """Notes, with the reason, a failed trainer for which the job is neither ended nor started
         again.
         """
-        self.say(f"{process.name} {why}")
+        self.report(f"{process.name} {why}")
         self.ended = [each for each in self.ended if each is not process]
         self.lost.append(process)
 
@@ -801,10 +801,10 @@ class Supervisor:
         """
         others = [each for each in self._trainers if each not in (trainer, *self.lost)]
         servers = self.started.servers
-        late = self.started.away(trainer) or trainer.signalled or bool(trainer.told)
+        late = self.started.away(trainer) or trainer.signalled or bool(trainer.reported_error)
         if not (late and others and servers):
             return False
-        if trainer.told and self._job_is_done:  # another may still be on its way out
+        if trainer.reported_error and self._job_is_done:  # another may still be on its way out
             return not any(each.failed or each.suspended for each in others)
         return all(t.status == 0 for t in others) and self._servers_end_well()
 
@@ -827,11 +827,11 @@ class Supervisor:
         path = str(said.get("path", ""))
         if not path:
             reason = said.get("reason", UNKNOWN)
-            self.say(f"{server.name} cannot be restarted alone: {reason}")
+            self.report(f"{server.name} cannot be restarted alone: {reason}")
             return False
         what = self.policy.after(Ended(None, server.lived_seconds, True))
         assert what is Next.ALONE, "a restart is left"
-        self.say(reloads(server, path, self.policy.counted))
+        self.report(reloads(server, path, self.policy.counted))
         self.ended.remove(server)
         started.start_server_again(server, path)
         return True
@@ -851,12 +851,12 @@ class Supervisor:
         while not over():
             self._until(lambda: over() or bool(untold() or self._late()), None)
             for trainer in self._late():
-                self.say(f"{trainer.name} started too late: the job is done without it")
+                self.report(f"{trainer.name} started too late: the job is done without it")
                 trainer.stop(signal.SIGTERM)
             if not self._until(lambda: over() or bool(self._late()), LEAVE_SECONDS):
                 news = untold()
                 told += news
-                self._words.tell(news)
+                self._words.report(news)
 
     def _late(self) -> list[Process]:
         return [each for each in self.started.late() if not each.stopped]
@@ -894,7 +894,7 @@ class Supervisor:
         others = [each for each in self._processes() if each not in (doubted, *self.lost)]
         if doubted is None or any(each.status != 0 for each in others):
             return False
-        self.say(lost(doubted, Next.WITHOUT, ""))
+        self.report(lost(doubted, Next.WITHOUT, ""))
         self.lost.append(doubted)
         self._say_lost()
         return True
@@ -911,7 +911,7 @@ class Supervisor:
         """
         gone = [each for each in self._trainers if each.preempted_after is not None]
         for process in gone:
-            self.say(preemption(process))
+            self.report(preemption(process))
         if gone and len(gone) == len(self._trainers):
             return 128 + signal.SIGTERM
         failed = [each for each in self._answered if not each.signalled]  # their scripts
@@ -1025,4 +1025,4 @@ class Supervisor:
 
     def _say(self, text: str) -> None:
         self._end_panel()
-        self.say(text)
+        self.report(text)

@@ -31,7 +31,7 @@ CALL_SECONDS = 1.0
 NO_ANSWER = {"state": "", "version": 0, "trainers": []}
 
 
-def said(reply: StatusReply) -> dict[str, Any]:
+def panel_answer(reply: StatusReply) -> dict[str, Any]:
     """The part of a server's answer that the panel needs."""
     trainers = [_trainer(each) for each in reply.trainers]
     return {"state": reply.state, "version": reply.version, "trainers": trainers}
@@ -67,7 +67,7 @@ def watch(access: Access, endpoints: Sequence[str]) -> None:
 
 def _ask(client: ControlClient) -> dict[str, Any]:
     try:
-        return said(client.status())
+        return panel_answer(client.status())
     except PServerError:
         return NO_ANSWER
 

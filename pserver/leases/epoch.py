@@ -104,7 +104,7 @@ class Intervals:
         """
         return self._starts[0], self._stops[0]
 
-    def take(self, count: int) -> list[Range]:
+    def pop(self, count: int) -> list[Range]:
         """Removes the first ``count`` numbers, or all.
 
         Returns:
@@ -640,7 +640,7 @@ class EpochLeases:
         batches = self._batches(own.size, self._extra[trainer])
         count = min(batches, most)
         size = own.size if count == batches else count * self.epoch.batch_size
-        return self._as_lease(own.take(size), count, batches - count)
+        return self._as_lease(own.pop(size), count, batches - count)
 
     def _free_batches(self, most: int, trainers: int) -> Lease:
         """Free batches: fewer as less is left, so that all trainers end at about one time."""
@@ -648,11 +648,11 @@ class EpochLeases:
             return Lease()
         if self.epoch.segments > 1 or (self._segments and not self.epoch.whole):
             start, stop = self._free.first  # what one piece of a file still has
-            return self._as_lease(self._free.take(stop - start), 1, len(self._free))
+            return self._as_lease(self._free.pop(stop - start), 1, len(self._free))
         batches = self._batches(self._free.size)
         left = batches if self._segments is None or self._segments.known else self._dealt
         count = min(most, max(1, left // (SHARE * trainers)))
-        taken = self._free.take(count * self.epoch.batch_size)
+        taken = self._free.pop(count * self.epoch.batch_size)
         return self._as_lease(taken, count, batches - count)
 
     @property
@@ -697,7 +697,7 @@ class EpochLeases:
         if not self._free.size or any(self._own[t].size for t in trainers if t in self._own):
             return
         if len(trainers) > self._free.size and not self.epoch.uneven:
-            self._left_out += sum(b - a for a, b in self._free.take(self._free.size))
+            self._left_out += sum(b - a for a, b in self._free.pop(self._free.size))
             return
         batch = self.epoch.batch_size
         full, rest = divmod(self._free.size, batch * len(trainers))
@@ -708,12 +708,12 @@ class EpochLeases:
         each, more = divmod(rest, len(trainers))
         for place, trainer in enumerate(trainers):
             count = full * batch + each + (place < more)
-            self._own[trainer] = Intervals(self._free.take(count))
+            self._own[trainer] = Intervals(self._free.pop(count))
             self._extra[trainer] = int(joins and place < more)
         self._free = Intervals()
 
     def _give_up(self, own: Intervals, count: int) -> None:
-        for start, stop in own.take(count):
+        for start, stop in own.pop(count):
             self._free.add(start, stop)
 
     @property

@@ -92,7 +92,7 @@ class LeaseTable:
         return dict(self._incarnations)
 
     @property
-    def gone(self) -> Set[int]:
+    def absent(self) -> Set[int]:
         """The numbers that have no live process, and expect none."""
         return self._gone
 

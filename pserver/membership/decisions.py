@@ -35,6 +35,7 @@ from pserver.job_log.records import (
     Consumed,
     Decided,
     Joined,
+    LogSnapshot,
     Lost,
     Notice,
     Process,
@@ -42,7 +43,6 @@ from pserver.job_log.records import (
     Record,
     Silence,
     Staged,
-    Standing,
     notices_bytes,
     notices_of,
     records_bytes,
@@ -134,7 +134,7 @@ class Quiesce:
     def end_step(self) -> None:
         """Ends :meth:`begin_step`: the step has made all its changes."""
         self._running -= 1
-        self.rested.tell()
+        self.rested.notify()
 
     def hold_behind(self, record: int) -> None:
         """Makes steps whose records stand behind this one wait until :meth:`let_go`."""
@@ -153,8 +153,8 @@ class Quiesce:
 
     def _let_on(self) -> None:
         """Notifies held steps, and the next thread that holds them, of their release."""
-        self._goes_on.tell()
-        self.rested.tell()
+        self._goes_on.notify()
+        self.rested.notify()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -189,7 +189,7 @@ class Quiesce:
         """Ends the cut, which is not read any more."""
         with self._job.lock:
             self._cut = self._reading = False
-            self.rested.tell()
+            self.rested.notify()
 
     def await_cut(self, seconds: float = CUT_SECONDS) -> None:
         """Returns when no cut is read: for callers that change more than a step does, of which a
@@ -365,7 +365,7 @@ class LoggedCalls:
         if own is not None and own.call == call and own.given_up is None:
             own.record = record
             self._quiesce.hold_behind(record)
-            self._quiesce.rested.tell()
+            self._quiesce.rested.notify()
 
     def stands(self, process: Process, calls: Mapping[str, int]) -> None:
         """Takes, on a server that has come back, the calls of a process that are in the log."""
@@ -412,7 +412,7 @@ class LoggedCalls:
             self._quiesce.let_go(own.record)
         text = f"the {own.call.kind} with number {own.call.number} failed before its turn"
         own.given_up = own.given_up or JobFailed(text)
-        self._quiesce.rested.tell()
+        self._quiesce.rested.notify()
 
     def _run(self, own: LoggedCall, run: Callable[[int], Any]) -> None:
         try:
@@ -422,12 +422,12 @@ class LoggedCalls:
         with self._job.lock:
             own.done = True
             self._quiesce.let_go(own.record)
-            self._quiesce.rested.tell()
+            self._quiesce.rested.notify()
 
     def _give_up(self, own: LoggedCall, error: PServerError) -> None:
         if not own.record and own.given_up is None:
             own.given_up = error
-            self._quiesce.rested.tell()
+            self._quiesce.rested.notify()
 
 
 # ---- decisions ----
@@ -537,7 +537,7 @@ class Decisions:
         job: Lifecycle,
         clock: Callable[[], float] = time.time,
         awaits: bool = False,
-        returned: Callable[[Standing], None] | None = None,
+        returned: Callable[[LogSnapshot], None] | None = None,
     ) -> None:
         self.lanes: Sequence[Followed] = ()
         self.calls: Calls | None = None
@@ -672,7 +672,7 @@ class Decisions:
             ValueError: it is none of this version.
         """
         if self.coordinator is None:
-            standing = Standing.of(data) if self._returned else None
+            standing = LogSnapshot.of(data) if self._returned else None
             records = records_of(data)
             with self._job.lock:
                 if standing is not None and self._returned is not None and not self._closed:
@@ -721,7 +721,7 @@ class Decisions:
             elif self._job.failure is None:
                 self.away[server] = None
                 self.coordinator.server_lost(server)
-                self._job.say("away", f"{error}; nothing is applied until it has come back")
+                self._job.log_event("away", f"{error}; nothing is applied until it has come back")
 
     def server_returned(
         self, server: int, say: Callable[[bytes], None], last: int | None = None
@@ -738,11 +738,11 @@ class Decisions:
                 return
             self.away.pop(server, None)
             if last is None:
-                say(coordinator.standing(server).to_bytes())
-                self._job.say("back", f"server {server} has come back; the job goes on")
+                say(coordinator.snapshot(server).to_bytes())
+                self._job.log_event("back", f"server {server} has come back; the job goes on")
             elif (missing := coordinator.since(last)) is not None:
                 say(records_bytes(missing, resumes=True))
-                self._job.say("back", f"server {server} follows again; the job goes on")
+                self._job.log_event("back", f"server {server} follows again; the job goes on")
             else:
                 self._job.fail(ServerLost(f"server {server} has missed more than is kept"))
             self._job.wake_all()
@@ -773,7 +773,7 @@ class Decisions:
                 said.append(Staged(lane.index, ProcessStep(process_of(member), step), rows))
         for notice in said:
             self._link.send(notices_bytes([notice]))
-        self._job.say("away", f"{error}; nothing is applied until it has come back")
+        self._job.log_event("away", f"{error}; nothing is applied until it has come back")
         return True
 
     @property
@@ -787,7 +787,7 @@ class Decisions:
         if not resumes(data):
             return ()  # it receives them once more
         self.resumes = False
-        self._job.say("back", "server 0 has come back; the job goes on")
+        self._job.log_event("back", "server 0 has come back; the job goes on")
         return [each for each in records if each.number > self.last]
 
     def tick(self, now: float, timeout: float) -> None:

@@ -98,7 +98,7 @@ class EventLog(LimitedLog):
         super().__init__(log)
         self._events = events
 
-    def say(
+    def log(
         self,
         kind: str,
         text: str,
@@ -107,7 +107,7 @@ class EventLog(LimitedLog):
     ) -> None:
         """See :class:`LimitedLog`; the first word of ``kind`` is the event's kind."""
         self._events.add(kind.partition(" ")[0], text)
-        super().say(kind, text, level, error)
+        super().log(kind, text, level, error)
 
 
 # ---- lifecycle ----
@@ -196,7 +196,7 @@ class Lifecycle:
                 self.failed_at = self._clock()
                 self.succeeded = False
                 self.state = JobState.FAILED
-                self._log.say("failed", f"the job failed: {error}", logging.ERROR)
+                self._log.log("failed", f"the job failed: {error}", logging.ERROR)
             self.wake_all()
 
     def wake_all(self) -> None:
@@ -220,9 +220,9 @@ class Lifecycle:
         """
         return self.waits.wait(event, done, deadline=deadline, check=self.check_running)
 
-    def say(self, kind: str, text: str) -> None:
+    def log_event(self, kind: str, text: str) -> None:
         """Logs something after which the job continues, and keeps it as an event."""
-        self._log.say(kind, text)
+        self._log.log(kind, text)
 
     def lose(self, error: TrainerLost) -> None:
         """Ends the job, because a trainer is lost."""

@@ -101,7 +101,7 @@ class Announcements:
         """Whether a process has announced itself and neither joined nor ended."""
         return bool(self._announced)
 
-    def heard(self, trainer: int, incarnation: str, now: float, most: int) -> bool:
+    def announce(self, trainer: int, incarnation: str, now: float, most: int) -> bool:
         """Takes a trainer's announcement.
 
         Args:
@@ -207,7 +207,7 @@ class Pace:
         >>> pace = Pace()
         >>> for steps, seconds in ((10, 1.0), (20, 3.0)):
         ...     lane = wire.LaneReport(steps=steps, step_seconds=seconds)
-        ...     pace.heard(wire.TrainerReport(lanes=[lane]))
+        ...     pace.record(wire.TrainerReport(lanes=[lane]))
         >>> pace.seconds
         0.2
     """
@@ -216,7 +216,7 @@ class Pace:
     _heard: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=REPORTS))
 
     @onlooker("the watch for stragglers")
-    def heard(self, report: wire.TrainerReport) -> None:
+    def record(self, report: wire.TrainerReport) -> None:
         """Takes a heartbeat's report: the steps and seconds of the lane that takes most of the
         time.
         """
@@ -470,7 +470,7 @@ class Membership:
         self._loaded: Watermarks = {}  # read from files, for trainers that have not joined yet
         self.preempted: Mapping[int, int] = {}  # replaced, never changed
         self.changes = 0
-        self.kept: dict[int, float] = {}
+        self.reserved: dict[int, float] = {}
         self.arriving: dict[int, float] = {}
         self.held: set[Process] = set()
         self.away: dict[int, Process] = {}
@@ -485,7 +485,7 @@ class Membership:
         """
         self.by_trainer[member.trainer] = member
         self.waits.drop(member.trainer)
-        self.kept.pop(member.trainer, None)
+        self.reserved.pop(member.trainer, None)
         self.arriving.pop(member.trainer, None)
         self.away.pop(member.trainer, None)
         self.preempted = {t: s for t, s in self.preempted.items() if t != member.trainer}
@@ -610,7 +610,7 @@ class Membership:
         Args:
             lane: of the step.
         """
-        return sorted({*self.awaited(lane), *self.kept, *self.arriving})
+        return sorted({*self.awaited(lane), *self.reserved, *self.arriving})
 
     def expire(self, now: float) -> list[int]:
         """Ends the time of places; see [Note: kept places].
@@ -619,7 +619,7 @@ class Membership:
             Those that are kept no more.
         """
         over = set()
-        for places in (self.kept, self.arriving):
+        for places in (self.reserved, self.arriving):
             for trainer in [each for each, until in places.items() if now >= until]:
                 del places[trainer]
                 over.add(trainer)
@@ -789,7 +789,7 @@ class Membership:
 
 
 BARRIER = "barrier"  # the place of such a wait
-GATHERING = "gathering"  # likewise: see gatherings.py
+GATHERING = "gathering"  # likewise: see meeting_rounds.py
 
 
 def wait_until_done(

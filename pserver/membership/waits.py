@@ -407,7 +407,7 @@ class Event:
             self._condition = threading.Condition(self._lock)
         return self._condition
 
-    def tell(self, most: int = ALL) -> None:
+    def notify(self, most: int = ALL) -> None:
         """Notifies the threads that stand here: the condition is true, or may be, and they check it
         again.
 
@@ -431,7 +431,7 @@ class Waits:
             waits.wait(arrived, lambda: bool(steps))
         with waits.lock:  # another one
             steps.append(step)
-            arrived.tell()
+            arrived.notify()
 
     Attributes:
         lock: the job's: see [Note: the job's lock] in lifecycle.py.
@@ -448,7 +448,7 @@ class Waits:
     def wake_all(self) -> None:
         """Makes all waits check again, after a change that may concern any of them."""
         for event in self._stood_at:
-            event.tell()
+            event.notify()
 
     def wait(
         self,

@@ -202,7 +202,7 @@ class Watermark:
         """
         return cls(applied=applied.step, rows=applied.rows)
 
-    def take(self, step: int, rows: int) -> bool:
+    def begin(self, step: int, rows: int) -> bool:
         """Begins a step, which changes so many rows.
 
         Returns:

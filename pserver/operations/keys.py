@@ -24,7 +24,7 @@ from pserver.security.keys import HOST_ROLES, OPERATOR, ROLES, Bearer, KeyFolder
 # What ``pserver web`` lets an operator do: save the job, drain its servers.
 
 
-def acts(
+def actions(
     endpoints: Sequence[str],
     save_dir: str,
     access_of: Callable[[str], Access] = always_open,
@@ -39,12 +39,12 @@ def acts(
 
     def save_all() -> str:
         now = datetime.now(UTC)
-        said = _Said()
+        said = _SentenceConsole()
         save(endpoints, f"{save_dir.rstrip('/')}/{now:%Y%m%d-%H%M%S}", said.console, access_of)
         return said.text
 
     def drain_all() -> str:
-        said = _Said()
+        said = _SentenceConsole()
         if drain(endpoints, said.console, access_of):
             raise Refused(said.text)
         return said.text
@@ -52,7 +52,7 @@ def acts(
     return {"save": save_all, "drain": drain_all}
 
 
-class _Said:
+class _SentenceConsole:
     """A console whose lines become one sentence."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         listen = arguments.listen or f"{socket.gethostname()}:0"
         enrol(path, arguments.host, roles, listen, arguments.minutes, console)
     elif act == "redeem":
-        take(path, console)
+        redeem_code(path, console)
     elif act == "renew":
         renew(path, hosts, days, console)
     elif act == "revoke":
@@ -129,7 +129,7 @@ def enrol(
     _say(console, f"{host} has its keys")
 
 
-def take(path: Path, console: Console) -> None:
+def redeem_code(path: Path, console: Console) -> None:
     """Reads a code from the terminal, or a line of standard input, and gets this host's keys."""
     code = getpass.getpass("code: ") if sys.stdin.isatty() else sys.stdin.readline()
     host = redeem(code, path)

@@ -31,7 +31,7 @@ from pserver.dense.slices import PREFIX
 from pserver.errors import FingerprintMismatch, Refused
 from pserver.job.program import InstalledProgram, check_program
 from pserver.job_log.files import Damaged, EntryReader, Place
-from pserver.job_log.records import Decided, Joined, Standing, records_of
+from pserver.job_log.records import Decided, Joined, LogSnapshot, records_of
 from pserver.lane.recorded_steps import arrays_of, hparams_of, steps_of
 from pserver.membership.decisions import Decisions
 from pserver.membership.lifecycle import Lifecycle
@@ -133,10 +133,10 @@ def looked_through(path: Path) -> RecordedPart | None:
     return part
 
 
-def standing_of(place: Place) -> Standing | None:
+def standing_of(place: Place) -> LogSnapshot | None:
     """The state of the log when a server came back; None for another kind of entry."""
     records = place.entry.records
-    return Standing.of(records.SerializeToString()) if records.HasField("standing") else None
+    return LogSnapshot.of(records.SerializeToString()) if records.HasField("standing") else None
 
 
 def _begun(path: Path, place: Place) -> RecordedPart:
@@ -728,7 +728,7 @@ def _replayed(
     what = f"server {index} of {len(log.chains)}"
     for number in range(first, at + 1):  # what was lost with an earlier process was steps, too
         taken = server.apply if number == at else server.count
-        wanted = _Wanted(entry if number == begun else 0, last)
+        wanted = _Selection(entry if number == begun else 0, last)
         _take(log.chains[index][number], wanted, taken, partial(told, what))
     return server
 
@@ -749,7 +749,7 @@ def _take(
     told(part.size - read)
 
 
-class _Wanted:
+class _Selection:
     """The entries of a part to apply: steps up to a record, and loads and shrinks before the first
     later one.
     """

@@ -152,7 +152,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class News:
+class ActorEvents:
     """The events since an actor was last asked.
 
     Attributes:
@@ -188,7 +188,7 @@ class Credentials:
 
 
 @dataclass(frozen=True)
-class Order:
+class StartRequest:
     """The start of a server, or of a trainer's script.
 
     Attributes:
@@ -447,14 +447,14 @@ MOST_KEPT = 20_000  # unfetched lines
 MOST_BYTES = 32_768  # of lines in one answer: Ray gives answers of up to 100 KB inline
 
 
-class SpokenLines:
+class LogLines:
     """The news of one process.  Any thread may call it.
 
     Example::
 
-        spoken = SpokenLines()
-        spoken.say("loss 0.5")
-        spoken.news(1.0)  # News(lines=("loss 0.5",), ...)
+        lines = LogLines()
+        lines.add("loss 0.5")
+        lines.fetch(1.0)  # ActorEvents(lines=("loss 0.5",), ...)
     """
 
     def __init__(self) -> None:
@@ -465,7 +465,7 @@ class SpokenLines:
         self._told_endpoint = False
         self._ended: Ended | None = None
 
-    def say(self, line: str) -> None:
+    def add(self, line: str) -> None:
         """Adds a line of the process."""
         with self._changed:
             if len(self._lines) >= MOST_KEPT:
@@ -491,7 +491,7 @@ class SpokenLines:
         with self._changed:
             return self._changed.wait_for(lambda: self._ended is not None, seconds)
 
-    def news(self, seconds: float) -> News:
+    def fetch(self, seconds: float) -> ActorEvents:
         """The news that has not been fetched yet; waits until there is some, or the time is over.
 
         The end of the process is reported once all of its lines are fetched.
@@ -505,7 +505,7 @@ class SpokenLines:
             left_out, self._left_out = self._left_out, 0
             self._told_endpoint = bool(self._endpoint)
             ended = None if self._lines else self._ended
-            return News(tuple(lines), left_out, self._endpoint, ended)
+            return ActorEvents(tuple(lines), left_out, self._endpoint, ended)
 
     def _is_news(self) -> bool:
         new_endpoint = bool(self._endpoint) and not self._told_endpoint
@@ -595,7 +595,7 @@ class RoleActor:
     def __init__(self, kind: str, number: int) -> None:
         self._kind, self.name = kind, f"{kind} {number}"
         self._key = new_key()
-        self._spoken = SpokenLines()
+        self._spoken = LogLines()
         self._stack = ExitStack()  # what is undone when the process has ended
         self._process: Process | None = None
 
@@ -609,7 +609,7 @@ class RoleActor:
         node = ray.get_runtime_context().get_node_id()
         return Place(ray.util.get_node_ip_address(), node, public_bytes(self._key))
 
-    def start(self, order: Order) -> None:
+    def start(self, order: StartRequest) -> None:
         """Starts the server, or the trainer's script.
 
         Raises:
@@ -634,7 +634,7 @@ class RoleActor:
             ended=self._end,
         )
 
-    def prepare(self, order: Order) -> None:
+    def prepare(self, order: StartRequest) -> None:
         """Gives this process the environment of a trainer, before its function arrives: the
         function imports torch, and other modules that read the environment once.
         """
@@ -649,9 +649,9 @@ class RoleActor:
             target=self._call, args=(function, arguments), name="trainer", daemon=True
         ).start()
 
-    def news(self, seconds: float) -> News:
+    def events(self, seconds: float) -> ActorEvents:
         """The events since the last call; waits until there is one, or the time is over."""
-        return self._spoken.news(seconds)
+        return self._spoken.fetch(seconds)
 
     def stop(self, number: int) -> None:
         """Asks the process to end, kills it after a grace, and returns when it is gone.
@@ -668,7 +668,7 @@ class RoleActor:
 
     # ---- the process ----
 
-    def _prepare(self, order: Order) -> dict[str, str]:
+    def _prepare(self, order: StartRequest) -> dict[str, str]:
         """Writes the credentials; returns the whole environment of the process."""
         inherited = without_other_jobs(os.environ)
         held = tokens.Held(tokens.folder(os.environ))
@@ -679,13 +679,13 @@ class RoleActor:
         return {**inherited, **order.variables, **named}
 
     def _take(self, process: Process, line: str) -> None:
-        self._spoken.say(line)
+        self._spoken.add(line)
         if self._kind == "server" and (match := READY.search(line)):
             self._spoken.ready(match[1])
 
     def _end(self, process: Process) -> None:
         assert process.status is not None, "it has ended"
-        self._spoken.end(Ended(process.status, _shortened(process.tail), process.told))
+        self._spoken.end(Ended(process.status, _shortened(process.tail), process.reported_error))
 
     # ---- a function in this process ----
 
@@ -695,7 +695,7 @@ class RoleActor:
         def say(line: str) -> None:
             lines.append(line)
             del lines[:-MOST_TAIL]
-            self._spoken.say(line)
+            self._spoken.add(line)
 
         with captured_output(say):
             ended = _called(function, arguments)
@@ -737,7 +737,7 @@ def _check_result(value: Any) -> None:
         )
 
 
-def script_here(order: Order) -> str:
+def script_here(order: StartRequest) -> str:
     """The script's path on this node.
 
     Raises:

@@ -22,9 +22,9 @@ from pserver.ray.actor import (
     Ended,
     JobKeys,
     JobRequest,
-    Order,
     Place,
     RoleActor,
+    StartRequest,
     Target,
     own_variables,
     ray_library,
@@ -276,7 +276,7 @@ class Member:
         return Failure(self.kind, self.number, node, ended.status, ended.tail, ended.told)
 
 
-class Company:
+class WorkerGroup:
     """All actors of an attempt.  One thread calls it.
 
     Args:
@@ -378,7 +378,7 @@ class Company:
         """Begins to follow these processes."""
         for member in members:
             if not member.over:
-                self._asked[member.actor.news.remote(NEWS_SECONDS)] = member
+                self._asked[member.actor.events.remote(NEWS_SECONDS)] = member
 
     def _take(self, member: Member, answer: Any) -> None:
         try:
@@ -442,7 +442,7 @@ class Attempt:
         company: its actors.
     """
 
-    def __init__(self, request: JobRequest, company: Company) -> None:
+    def __init__(self, request: JobRequest, company: WorkerGroup) -> None:
         self._request, self._company = request, company
         self._credentials: dict[Member, Credentials] = {}
 
@@ -502,7 +502,9 @@ class Attempt:
             endpoint = spell(keys.host(member.place.address), 0)
             variables = own_variables(request, "server", member.number)
             flags = ("--endpoint", endpoint, *request.server_flags)
-            return member.actor.start.remote(Order(variables, self._credentials[member], flags))
+            return member.actor.start.remote(
+                StartRequest(variables, self._credentials[member], flags)
+            )
 
         company.answers(servers, start, request.start_timeout)
         company.ask_news(servers)
@@ -519,7 +521,7 @@ class Attempt:
 
         def start(member: Member) -> Any:
             variables = own_variables(request, "trainer", member.number, endpoints)
-            order = Order(variables, self._credentials[member], folder=os.getcwd())
+            order = StartRequest(variables, self._credentials[member], folder=os.getcwd())
             if request.is_function:
                 return member.actor.prepare.remote(order)
             return member.actor.start.remote(_with_script(order, request))
@@ -559,10 +561,10 @@ class Attempt:
             raise AttemptFailed(company.failures)
 
 
-def _with_script(order: Order, request: JobRequest) -> Order:
+def _with_script(order: StartRequest, request: JobRequest) -> StartRequest:
     """The order with the script, by its path here and by that from the working directory."""
     whole = os.path.abspath(request.script)
-    return Order(
+    return StartRequest(
         order.variables,
         order.credentials,
         script=whole,
@@ -711,7 +713,7 @@ def run(
         for restarts in range(max_restarts + 1):
             wait_for(group, request)  # after the end of a node Ray looks for others
             try:
-                values = Attempt(request, Company(request, group, output.line)).run()
+                values = Attempt(request, WorkerGroup(request, group, output.line)).run()
                 return Result(values, restarts)
             except AttemptFailed as error:
                 if restarts == max_restarts:

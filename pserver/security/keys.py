@@ -568,7 +568,7 @@ Stamp = tuple[tuple[int, int, int], ...]  # of each file: its time, size and ino
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
+class _KeyFiles:
     """The contents of the files, at one moment."""
 
     stamp: Stamp
@@ -617,7 +617,7 @@ class Keys:
         if warning := self.bearer.warning(datetime.now(UTC)):
             log.warning("%s", warning)
 
-    def _present(self) -> _Read:
+    def _present(self) -> _KeyFiles:
         """The present contents of the files; the previous ones, while they are being changed."""
         with self._lock:
             try:
@@ -696,7 +696,7 @@ def _stamp(files: Sequence[Path]) -> Stamp:
     return tuple(found)
 
 
-def _load(files: Sequence[Path], stamp: Stamp) -> _Read:
+def _load(files: Sequence[Path], stamp: Stamp) -> _KeyFiles:
     """Raises OSError or ValueError where the files are missing, or do not belong together."""
     authority, key, certificate, listed = (file.read_bytes() for file in files)
     if files[1].stat().st_mode & 0o077:
@@ -717,7 +717,7 @@ def _load(files: Sequence[Path], stamp: Stamp) -> _Read:
     contexts[0].num_tickets = 0  # every connection shows its certificate
     contexts[1].set_alpn_protocols(["h2"])  # gRPC's servers want this word; ours over TCP don't ask
     revoked, bearer = revoked_serials(listed, authority), Bearer.of(loaded)
-    return _Read(stamp, authority, key, certificate, revoked, bearer, *contexts)
+    return _KeyFiles(stamp, authority, key, certificate, revoked, bearer, *contexts)
 
 
 def _why(error: Exception) -> str:

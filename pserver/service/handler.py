@@ -12,7 +12,7 @@ from pserver.half_open import HalfOpen, address_of
 from pserver.job.job import Job
 from pserver.limits import Limits
 from pserver.security.access import OPEN_GUARD, Guard, check, role_for_call
-from pserver.service.streams import WorkingStreams, hello_of, member_of, tell
+from pserver.service.streams import WorkingStreams, hello_of, member_of, send_error
 from pserver.service.tables import ReadingService
 from pserver.service.tensors import TensorService
 from pserver.transport.stream import Buffer, Land, SequencedStream, Stream
@@ -169,10 +169,10 @@ def handle(stream: Stream, job: Job, working: WorkingStreams, guard: Guard = OPE
         _say(job, who, stream, "broke", error)
     except PServerError as error:
         _say(job, who, stream, "ends", error)
-        tell(stream, error)
+        send_error(stream, error)
     except Exception as error:
-        job.log.say("bug", f"the stream of {_name(who, stream)} ends", logging.ERROR, error)
-        tell(stream, JobFailed(f"the server failed: {type(error).__name__}: {error}"))
+        job.log.log("bug", f"the stream of {_name(who, stream)} ends", logging.ERROR, error)
+        send_error(stream, JobFailed(f"the server failed: {type(error).__name__}: {error}"))
     finally:
         working.rests(numbered)
         stream.close()
@@ -189,7 +189,7 @@ def _link(stream: SequencedStream, job: Job, hello: Hello) -> None:
 def _say(job: Job, who: str, stream: Stream, how: str, error: PServerError) -> None:
     """Logs the end of a stream."""
     kind = f"{who or 'stranger'} {how} {type(error).__name__}"
-    job.log.say(kind, f"the stream of {_name(who, stream)} {how}: {error}")
+    job.log.log(kind, f"the stream of {_name(who, stream)} {how}: {error}")
 
 
 def _name(who: str, stream: Stream) -> str:

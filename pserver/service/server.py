@@ -469,7 +469,7 @@ def _serve(config: ServerConfig, program: Program | None) -> _Served:
     _allow_descriptors()
     if config.threads:
         torch.set_num_threads(config.threads)
-    asked = _Asked()
+    asked = _StopSignal()
     with _signals(asked), Server(config, program) as server:
         print(f"pserver ready at {server}", flush=True)
         while not (
@@ -490,7 +490,7 @@ def _allow_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))
 
 
-class _Asked:
+class _StopSignal:
     """The signal that has asked the server to end, if any."""
 
     def __init__(self) -> None:
@@ -499,7 +499,7 @@ class _Asked:
 
 
 @contextmanager
-def _signals(asked: _Asked) -> Iterator[None]:
+def _signals(asked: _StopSignal) -> Iterator[None]:
     """Notes SIGTERM and SIGINT in ``asked`` while the block runs; a second one ends the process.
 
     Only the main thread can arrange this.

@@ -100,7 +100,7 @@ def norms_of(commit: Commit, plan: Plan) -> dict[str, Norm]:
     return norms
 
 
-def tell(stream: Stream, error: PServerError) -> None:
+def send_error(stream: Stream, error: PServerError) -> None:
     """Sends an error to the peer, if it is still connected."""
     try:
         stream.send(

@@ -530,7 +530,7 @@ class TensorService:
         try:
             if not self._values.share(
                 self._job.installed().slices.segment
-            ):  # see [Note: answers begin early] in lane_executor.py
+            ):  # see [Note: answers begin early] in lane.py
                 task.finish()
             self._answer(
                 executor.updated_slices(*taken, buffers_only=header.commit.omit_values),
@@ -635,13 +635,13 @@ class TensorService:
         names = [part.name for part in header.parts] or list(self._job.installed().slices.values)
         executor = self._executor()
         # asked when all values have been read: none of them is of a later version
-        self._answer(names, lambda: Outcome(executor.begun, 0), header.step)
+        self._answer(names, lambda: Outcome(executor.updates_started, 0), header.step)
 
     def _checksums(self, header: Frame) -> None:
         self._job.lifecycle.check_running()
         read = ((part.name, self._read(part.name)) for part in header.parts)
         found = {name: checksum(tensor) for name, tensor in read if tensor is not None}
-        done = Done(version=self._executor().begun, checksums=found)
+        done = Done(version=self._executor().updates_started, checksums=found)
         self._check_place()
         self._stream.send(Frame(kind=Kind.DONE, step=header.step, done=done))
 
@@ -672,7 +672,7 @@ class TensorService:
         self._stream.send(Frame(kind=Kind.DONE, step=step, done=done_of(result)))
         if began:
             self._times.answered(began, step)
-        # 0, 1, 2, 4, ...: see [Note: holes] in malloc.py
+        # 0, 1, 2, 4, ...: see [Note: holes] in telemetry/memory.py
         if not result.version & (result.version - 1):
             trim_memory()
 

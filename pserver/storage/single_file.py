@@ -15,7 +15,7 @@ from transpiler.files.named_errors import naming
 
 
 @contextmanager
-def written(path: str | os.PathLike[str]) -> Iterator[Path]:
+def file_to_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A file to be written, in a directory of its own, where other files may lie meanwhile.  It
     becomes ``path`` when this ends without an error.
 
@@ -41,7 +41,7 @@ def written(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 @contextmanager
-def read(path: str | os.PathLike[str]) -> Iterator[Path]:
+def file_to_read(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A file on this machine with the content of ``path``.
 
     Raises:

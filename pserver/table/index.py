@@ -344,7 +344,7 @@ def remove(
 
 
 @kernel
-def take(chain: Array, heads: Array, slots: Array) -> None:
+def allocate(chain: Array, heads: Array, slots: Array) -> None:
     """Writes slots for new rows, which are not free any more."""
     for i in range(len(slots)):
         if heads[0] >= 0:
@@ -770,7 +770,7 @@ class Index:
         """Gives a slot to each of these ids, which differ and have none yet: int64[n]."""
         slots = np.empty(len(ids), np.int64)
         self.ids.need(self.used + len(ids))
-        take(self.ids.array, self._heads, slots)
+        allocate(self.ids.array, self._heads, slots)
         if self.watcher is not None:
             self.watcher.coming(slots)
         self.ids.array[slots] = ids

@@ -118,7 +118,7 @@ class LimitedLog:
         # by kind: since when lines are counted, and how many there were
         self._counts: dict[str, tuple[float, int]] = {}
 
-    def say(
+    def log(
         self,
         kind: str,
         text: str,
@@ -160,7 +160,7 @@ class LimitedLog:
         return count + 1, silent
 
 
-class SaidJustNow:
+class RecentLines:
     """The lines of the last minute, which are not logged again: about callers that repeat a request
     until it is answered.  Any thread may call it.
 

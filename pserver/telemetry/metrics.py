@@ -119,7 +119,7 @@ class _Server(socketserver.ThreadingTCPServer):
             super().finish_request(secured, client_address)
         except (Untrusted, OSError, ValueError) as error:
             text = f"a request for metrics from {client_address[0]}: {error}"
-            self._log.say("metrics", text, logging.INFO)
+            self._log.log("metrics", text, logging.INFO)
         finally:
             with self._lock:
                 number, handle = self._begun.pop(client_address)

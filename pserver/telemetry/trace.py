@@ -89,7 +89,7 @@ class Spans:
         else:
             self._dropped += 1
 
-    def taken(self) -> tuple[list[Span], int]:
+    def drain(self) -> tuple[list[Span], int]:
         """Takes the spans since the begin; also returns how many spans were dropped."""
         spans, self._spans = self._spans, []
         return spans, self._dropped
@@ -402,8 +402,8 @@ class ClockOffset:
 
     Example:
         >>> offset = ClockOffset()
-        >>> offset.heard(asked_ns=100, theirs_ns=1_150, answered_ns=300)
-        >>> offset.heard(asked_ns=400, theirs_ns=1_430, answered_ns=440)
+        >>> offset.add_round(asked_ns=100, theirs_ns=1_150, answered_ns=300)
+        >>> offset.add_round(asked_ns=400, theirs_ns=1_430, answered_ns=440)
         >>> offset.estimate()
         Estimate(offset_ns=1010, bound_ns=20, rounds=2)
     """
@@ -413,7 +413,7 @@ class ClockOffset:
         self._best: tuple[int, int] | None = None  # twice the bound, twice the offset
         self._rounds = 0
 
-    def heard(self, asked_ns: int, theirs_ns: int, answered_ns: int) -> None:
+    def add_round(self, asked_ns: int, theirs_ns: int, answered_ns: int) -> None:
         """Adds a round.
 
         Args:

@@ -194,7 +194,7 @@ class Assignment:
         else:
             variable.view(-1)[self.elements] = self.values
 
-    def written(self, variable: Tensor) -> Tensor:
+    def applied_to(self, variable: Tensor) -> Tensor:
         """A copy of a slice, with the values in it."""
         if self.elements is None:
             return self.values
@@ -207,7 +207,7 @@ class Assignment:
         if later.elements is None:
             return later
         if self.elements is None:
-            return Assignment(later.written(self.values))
+            return Assignment(later.applied_to(self.values))
         stays = ~torch.isin(self.elements, later.elements)
         elements, order = torch.cat([self.elements[stays], later.elements]).sort()
         return Assignment(torch.cat([self.values[stays], later.values])[order], elements)
@@ -446,7 +446,7 @@ def listed(outliers: Collection[OutlierPush]) -> str:
     return named + (f" and {more} more" if more > 0 else "")
 
 
-def said(outliers: Sequence[OutlierPush]) -> str:
+def described(outliers: Sequence[OutlierPush]) -> str:
     """The outliers of one trainer's step, at least one: ``step 3 of trainer 1 brings ...``."""
     first = outliers[0]
     return f"step {first.step} of trainer {first.trainer} brings {listed(outliers)}"

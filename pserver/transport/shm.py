@@ -206,7 +206,7 @@ class Ring:
             return self._next, taken
         return 0, DIRECTION_BYTES - self._next + taken
 
-    def take(self, size: int) -> memoryview:
+    def next_slot(self, size: int) -> memoryview:
         """The next slot, to fill or to read; ``size`` is at most ``SLOT_BYTES``."""
         begin, taken = self._place(size)
         self._next = begin + size + -size % ALIGNMENT
@@ -335,13 +335,13 @@ class ShmStream(SocketStream):
                 if not freed or len(freed) > self._filling.used:
                     raise ConnectionError("the peer is gone")
                 self._filling.free(len(freed))
-            source.fill(self._filling.take(filled))
+            source.fill(self._filling.next_slot(filled))
             self._out.sendall(message)
             message = FILLED
 
     def _takes_zone(self, header: Frame, buffers: Sequence[memoryview], size: int) -> bool:
         zones = self._zones.get(header.kind)
-        return zones is not None and zones.take(header, buffers, size)
+        return zones is not None and zones.claim(header, buffers, size)
 
     def offer(self, kind: Kind, segment: Segment) -> None:
         """See :class:`pserver.transport.stream.Stream`."""
@@ -402,7 +402,7 @@ class ShmStream(SocketStream):
                 raise CorruptFrame(f"expected no frame in a zone, got {head.kind}")
             return zones.receive(head, size, land)
         if size <= SLOT_BYTES:
-            return self._reading.take(size).toreadonly()
+            return self._reading.next_slot(size).toreadonly()
         return self._joined(size)
 
     def _free_slots(self) -> None:
@@ -421,7 +421,7 @@ class ShmStream(SocketStream):
         for filled in slots_of(size):
             if position and self._exactly(len(FILLED)) != FILLED:
                 raise CorruptFrame(f"expected the next slot of a payload of {size} bytes")
-            copy_bytes(whole[position : position + filled], self._reading.take(filled))
+            copy_bytes(whole[position : position + filled], self._reading.next_slot(filled))
             self._free_slots()
             position += filled
         return whole

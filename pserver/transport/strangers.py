@@ -323,7 +323,7 @@ class TcpProxy:
                 try:
                     self._act(key)
                 except Exception as error:  # without this thread no client reaches the server
-                    self._refusals.say("bug", f"control {self.port}", logging.ERROR, error)
+                    self._refusals.log("bug", f"control {self.port}", logging.ERROR, error)
                     self._drop(key.data)
             if self._refusing.is_set() and self._listening.fileno() >= 0:
                 self._watch(self._listening, 0)
@@ -351,12 +351,12 @@ class TcpProxy:
             except BlockingIOError:
                 return
             except OSError as error:  # out of descriptors; one may become free
-                self._refusals.say("accept", f"control {self.port}: cannot accept: {error}")
+                self._refusals.log("accept", f"control {self.port}: cannot accept: {error}")
                 self._watch(self._listening, 0)  # until the next sweep
                 return
             if len(self._clients) >= self._most:
                 what = f"expected at most {self._most} connections (--max-connections)"
-                self._refusals.say("full", f"control {self.port}: {what}")
+                self._refusals.log("full", f"control {self.port}: {what}")
                 front.close()
                 continue
             front.setblocking(False)

@@ -207,11 +207,11 @@ class OpenStreams:
             self._handle(stream)
         except PServerError as error:
             text = f"the stream from {stream.peer} ended: {error}"
-            self._log.say(type(error).__name__, text, logging.INFO)
+            self._log.log(type(error).__name__, text, logging.INFO)
             stream.cancel()
         except Exception as error:
             text = f"the handler of the stream from {stream.peer} failed"
-            self._log.say("bug", text, logging.ERROR, error)
+            self._log.log("bug", text, logging.ERROR, error)
             stream.cancel()
         finally:
             stream.close()
@@ -297,7 +297,7 @@ class AcceptLoop:
                 if self._closing.wait(RETRY_SECONDS):
                     return
                 # out of descriptors; one may become free
-                self._refusals.say("accept", f"{self._name}: cannot accept a stream: {error}")
+                self._refusals.log("accept", f"{self._name}: cannot accept a stream: {error}")
                 continue
             connection.setblocking(True)
             if not self._begin(connection):
@@ -311,7 +311,7 @@ class AcceptLoop:
             self._open += not full
         if full:
             what = f"expected at most {most} connections (--max-connections)"
-            self._refusals.say("full", f"{self._name}: {what}")
+            self._refusals.log("full", f"{self._name}: {what}")
             return False
         thread = Thread(
             target=self._serve, args=(connection,), name=f"exchange {self._name}", daemon=True
@@ -321,7 +321,7 @@ class AcceptLoop:
         except RuntimeError as error:  # the system has no more threads
             with self._counting:
                 self._open -= 1
-            self._refusals.say("thread", f"{self._name}: no thread for a connection: {error}")
+            self._refusals.log("thread", f"{self._name}: no thread for a connection: {error}")
             return False
         return True
 
@@ -331,7 +331,7 @@ class AcceptLoop:
             if stream is not None:
                 self._streams.run(stream)
         except OSError as error:
-            self._refusals.say("greeting", f"{self._name}: no stream: {error}")
+            self._refusals.log("greeting", f"{self._name}: no stream: {error}")
             connection.close()
         finally:
             with self._counting:

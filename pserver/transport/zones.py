@@ -50,7 +50,7 @@ class OfferedZones:
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
 
-    def take(self, header: Frame, payload: Sequence[memoryview], size: int) -> bool:
+    def claim(self, header: Frame, payload: Sequence[memoryview], size: int) -> bool:
         """Whether a payload that is to be sent lies in its zone, where the peer reads it."""
         pieces = _pieces(self._segment, header, size)
         return pieces is not None and [address_of(each) for each in pieces] == [
@@ -81,7 +81,7 @@ class FilledZones:
         # by zone: the count at which it was written last, and how far
         self._written = {name: (0, zone.size) for name, zone in segment.zones.items()}
 
-    def take(self, header: Frame, payload: Sequence[memoryview], size: int) -> bool:
+    def claim(self, header: Frame, payload: Sequence[memoryview], size: int) -> bool:
         """Copies a payload to its zone, if it has one that is free."""
         pieces = _pieces(self._segment, header, size)
         if pieces is None or len(pieces) != 1:
@@ -117,7 +117,7 @@ class ReadZones:
         self._segment = segment
         self._read: dict[str, int] = {}  # by zone: the count of the part that was read last
 
-    def take(self, header: Frame, payload: Sequence[memoryview], size: int) -> bool:
+    def claim(self, header: Frame, payload: Sequence[memoryview], size: int) -> bool:
         """False: a payload of this end travels."""
         return False
 
@@ -159,7 +159,7 @@ class ReadZones:
 class UnmappedZones:
     """Zones of a segment that this end cannot map: gradients travel, and values are missed."""
 
-    def take(self, header: Frame, payload: Sequence[memoryview], size: int) -> bool:
+    def claim(self, header: Frame, payload: Sequence[memoryview], size: int) -> bool:
         """False: nothing lies in the segment."""
         return False
 

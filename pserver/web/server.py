@@ -33,17 +33,17 @@ from pserver.security.keys import Keys
 from pserver.side_business import SideBusiness
 from pserver.telemetry.logs import LimitedLog
 from pserver.web import views
+from pserver.web.job_view import Change, EventFeed, LogFiles, Sample, recent
 from pserver.web.views import (
     TREND_POINTS,
     Curves,
     Facts,
     LaneTimes,
     Point,
-    Seen,
+    TrainerView,
     answers,
     lane_times,
 )
-from pserver.web.watched import Change, Happenings, LogFiles, Sighting, recent
 from pserver.wire_pb2 import StatusReply, StatusRequest
 
 # ---- acts ----
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 Act = Callable[[], str]  # carries it out, and returns a sentence about the outcome
 
 
-class Acts:
+class Actions:
     """The acts that a page offers.  Any thread may call it.
 
     Args:
@@ -112,17 +112,17 @@ class Acts:
         self._told(kind, said)
 
 
-# ---- watched ----
+# ---- job view ----
 #
 # The known state of a watched job: its curves, its events, and its present state.  No clock, no
 # thread, no socket: time is an argument.
 
 
-KEPT_SIGHTINGS = 12
+KEPT_SAMPLES = 12
 VALUES = "values"  # the curves of what scripts report: "values/loss/0"
 
 
-class Watched:
+class JobView:
     """A job as one watcher knows it.
 
     Args:
@@ -133,33 +133,33 @@ class Watched:
         curves: "values/NAME/TRAINER", "samples/TRAINER", "samples/all", "steps/LANE",
             "split/LANE/PART", "staleness/LANE", "memory/PROCESS", "bytes/in", "bytes/out",
             "progress/step".
-        happenings: on the time axis.
+        events: on the time axis.
     """
 
     def __init__(self, endpoints: Sequence[str], curves: Curves | None = None) -> None:
         self.endpoints = list(endpoints)
         self.curves = Curves() if curves is None else curves
-        self.happenings = Happenings()
-        self._sightings: deque[Sighting] = deque(maxlen=KEPT_SIGHTINGS)
+        self.events = EventFeed()
+        self._samples: deque[Sample] = deque(maxlen=KEPT_SAMPLES)
         self._now: dict[str, Any] = {}
         self._moved: float | None = None  # when a server's version last did
         self._run = ""
 
-    def take(self, sighting: Sighting) -> None:
+    def add(self, sample: Sample) -> None:
         """Adds the servers' states at one moment, later than those before."""
-        before = self._sightings[-1] if self._sightings else Sighting(sighting.time)
-        self._sightings.append(sighting)
-        change = recent(self._sightings)
+        before = self._samples[-1] if self._samples else Sample(sample.time)
+        self._samples.append(sample)
+        change = recent(self._samples)
         times = lane_times(change)
-        seen = views.trainers_of(sighting.replies)
-        run = next((reply.run for reply in sighting.replies.values() if reply.run), "")
+        seen = views.trainers_of(sample.replies)
+        run = next((reply.run for reply in sample.replies.values() if reply.run), "")
         if run and run != self._run:  # another job: its steps are counted anew
             self._run, self._moved = run, None
-        if any(_moved(before, sighting, endpoint) for endpoint in sighting.replies):
-            self._moved = sighting.time
-        self.curves.add(sighting.time, _values(sighting, change, times, seen))
-        self.happenings.take(self.curves.tick, before, sighting)
-        self._now = self._page(sighting, change, times, seen)
+        if any(_moved(before, sample, endpoint) for endpoint in sample.replies):
+            self._moved = sample.time
+        self.curves.add(sample.time, _values(sample, change, times, seen))
+        self.events.compare(self.curves.tick, before, sample)
+        self._now = self._page(sample, change, times, seen)
 
     def page(self, since: int) -> dict[str, Any]:
         """The changes after a tick, for a page that knows all before, JSON-able."""
@@ -170,17 +170,17 @@ class Watched:
                 key: [(point.time, views.spoken(point.value)) for point in points]
                 for key, points in self.curves.since(since).items()
             },
-            "events": self.happenings.since(since),
+            "events": self.events.since(since),
         }
 
     def _page(
         self,
-        sighting: Sighting,
+        sample: Sample,
         change: Change,
         times: Sequence[LaneTimes],
-        seen: Sequence[Seen],
+        seen: Sequence[TrainerView],
     ) -> dict[str, Any]:
-        replies = sighting.replies
+        replies = sample.replies
         job: dict[str, Any] = {"run": self._run, "mode": "", "fingerprint": "", "expected": 0}
         for reply in replies.values():
             if reply.fingerprint:
@@ -189,55 +189,57 @@ class Watched:
                     "fingerprint": reply.fingerprint[:12],
                     "expected": reply.trainers_expected,
                 }
-        facts = self._facts(sighting, times, seen)
+        facts = self._facts(sample, times, seen)
         return {
-            "time": sighting.time,
+            "time": sample.time,
             "job": job,
             "answers": [
                 {"question": each.question, "verdict": each.verdict, "text": each.text}
                 for each in answers(facts)
             ],
-            "servers": views.servers(self.endpoints, sighting, change),
+            "servers": views.servers(self.endpoints, sample, change),
             "trainers": views.trainers(seen, change),
             "links": views.links(self.endpoints, replies, change),
             "lanes": views.lanes(times),
             "tables": views.tables(replies.values(), change),
         }
 
-    def _facts(self, sighting: Sighting, times: Sequence[LaneTimes], seen: Sequence[Seen]) -> Facts:
+    def _facts(
+        self, sample: Sample, times: Sequence[LaneTimes], seen: Sequence[TrainerView]
+    ) -> Facts:
         values: dict[str, dict[int, list[Point]]] = {}
         for each in seen:
             for name in each.report.values:
                 points = self.curves.curve(f"{VALUES}/{name}/{each.number}").last(TREND_POINTS)
                 values.setdefault(name, {})[each.number] = points
         saves = [each.report.since_save_seconds for each in seen if each.report.saves]
-        written = self.happenings.saved_at
-        saves += [] if written is None else [sighting.time - written]
+        written = self.events.saved_at
+        saves += [] if written is None else [sample.time - written]
         saved = min(saves, default=None)
         step = max((each.step for each in seen), default=0)
         then: float | None = 0.0
         if saved is not None:
-            then = self.curves.curve("progress/step").at(sighting.time - saved)
+            then = self.curves.curve("progress/step").at(sample.time - saved)
         return Facts(
             self.endpoints,
-            sighting,
+            sample,
             seen,
             times,
-            None if self._moved is None else sighting.time - self._moved,
+            None if self._moved is None else sample.time - self._moved,
             values,
             saved,
             None if then is None else max(0, step - int(then)),
         )
 
 
-def _moved(before: Sighting, after: Sighting, endpoint: str) -> bool:
+def _moved(before: Sample, after: Sample, endpoint: str) -> bool:
     known = before.replies.get(endpoint)
     version = after.replies[endpoint].version
     return known is not None and version != known.version and version > 0
 
 
 def _values(
-    sighting: Sighting, change: Change, times: Sequence[LaneTimes], seen: Sequence[Seen]
+    sample: Sample, change: Change, times: Sequence[LaneTimes], seen: Sequence[TrainerView]
 ) -> dict[str, float]:
     """The values to draw as curves."""
     found: dict[str, float] = {}
@@ -248,7 +250,7 @@ def _values(
             found[f"{VALUES}/{name}/{each.number}"] = value
         if each.report.memory_bytes:
             found[f"memory/trainer {each.number}"] = float(each.report.memory_bytes)
-    for reply in sighting.replies.values():
+    for reply in sample.replies.values():
         if reply.memory_bytes:
             found[f"memory/server {reply.server_index}"] = float(reply.memory_bytes)
     for index, lane in enumerate(times):
@@ -297,7 +299,7 @@ class Collector:
     ) -> None:
         self.endpoints = list(endpoints)
         self._access_of, self._seconds = access_of, seconds
-        self._watched = Watched(endpoints)
+        self._view = JobView(endpoints)
         self._condition = threading.Condition()  # guards all above and below
         self._heard: dict[str, tuple[float, StatusReply]] = {}
         self._errors: dict[str, str] = {}
@@ -319,15 +321,15 @@ class Collector:
             thread.join()
 
     def page(self, since: int) -> dict[str, Any]:
-        """The changes after a tick: see :meth:`Watched.page`."""
+        """The changes after a tick: see :meth:`JobView.page`."""
         with self._condition:
-            return self._watched.page(since)
+            return self._view.page(since)
 
     def add(self, kind: str, text: str) -> None:
         """Adds an event of this process to the time axis."""
         with self._condition:
-            tick = self._watched.curves.tick + 1  # pages know the present one already
-            self._watched.happenings.add(tick, time.time(), kind, text)
+            tick = self._view.curves.tick + 1  # pages know the present one already
+            self._view.events.add(tick, time.time(), kind, text)
 
     def _ask(self, endpoint: str) -> None:
         """Asks one server until the end."""
@@ -364,8 +366,8 @@ class Collector:
     def _take_once(self) -> None:
         with self._condition:
             heard = dict(self._heard)
-            self._watched.take(
-                Sighting(
+            self._view.add(
+                Sample(
                     time.time(),
                     {endpoint: reply for endpoint, (_, reply) in heard.items()},
                     {endpoint: when for endpoint, (when, _) in heard.items()},
@@ -383,7 +385,7 @@ TOKEN = "token"  # in the address that is printed
 CSRF = "x-pserver-csrf"
 
 
-class Visitors:
+class Sessions:
     """Checks requests.
 
     Args:
@@ -501,7 +503,7 @@ class PageServer:
 
     Args:
         host, port: where it listens; port 0 is any free one.
-        page: gives the changes after a tick: see :meth:`pserver.web.server.Watched.page`.
+        page: gives the changes after a tick: see :meth:`pserver.web.server.JobView.page`.
         logs: that the page may show.
         acts: made with this server's visitors; that it offers.
         context: for TLS; None: plain HTTP.
@@ -519,7 +521,7 @@ class PageServer:
         port: int,
         page: Page,
         logs: LogFiles,
-        acts: Acts,
+        acts: Actions,
         context: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         try:
@@ -527,7 +529,7 @@ class PageServer:
         except OSError as error:
             raise OSError(f"web at {host}:{port}: {error.strerror or error}") from error
         bound = self._server.server_address[1]
-        self.visitors = Visitors(host, bound, context is not None)
+        self.visitors = Sessions(host, bound, context is not None)
         self._server.answers = _Answers(self.visitors, page, logs, acts)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.1,), name="web", daemon=True
@@ -563,7 +565,7 @@ class _Refused(Exception):
 class _Answers:
     """The answers to requests; no HTTP."""
 
-    def __init__(self, visitors: Visitors, page: Page, logs: LogFiles, acts: Acts) -> None:
+    def __init__(self, visitors: Sessions, page: Page, logs: LogFiles, acts: Actions) -> None:
         self.visitors, self._page, self._logs, self._acts = visitors, page, logs, acts
 
     def get(self, path: str, asked: Mapping[str, str]) -> tuple[str, bytes]:
@@ -641,7 +643,7 @@ class _Server(ThreadingHTTPServer):
         try:
             super().process_request(request, client_address)
         except RuntimeError as error:  # the system has no more threads
-            self.log.say("thread", f"no thread for a connection: {error}")
+            self.log.log("thread", f"no thread for a connection: {error}")
             self._forget(client_address)
             self.shutdown_request(request)
 
@@ -676,14 +678,14 @@ class _Server(ThreadingHTTPServer):
                 request = self._context().wrap_socket(request, server_side=True)
             super().process_request_thread(request, client_address)
         except OSError as error:
-            self.log.say("broken", f"{client_address[0]}: {error}", logging.INFO)
+            self.log.log("broken", f"{client_address[0]}: {error}", logging.INFO)
             self.shutdown_request(request)
         finally:
             self._forget(client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A connection that breaks is no error of ours."""
-        self.log.say("broken", f"the connection of {client_address[0]} broke", logging.INFO)
+        self.log.log("broken", f"the connection of {client_address[0]} broke", logging.INFO)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -832,7 +834,7 @@ class Web:
             settings.port,
             self._collector.page,
             LogFiles(settings.log_dir),
-            Acts(*offered(settings), self._collector.add),
+            Actions(*offered(settings), self._collector.add),
             context,
         )
         self.url = self._server.url

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
-from pserver.web.watched import Change, Sighting
+from pserver.web.job_view import Change, Sample
 from pserver.wire_pb2 import StatusReply, TrainerReport, TrainerStatus
 
 # ---- curves ----
@@ -267,7 +267,7 @@ WORST = ("lost", "joined", "finished", "preempted", "left")
 
 
 @dataclass(slots=True)
-class Seen:
+class TrainerView:
     """One trainer, as all servers see it.
 
     Attributes:
@@ -300,27 +300,27 @@ class Seen:
             self.report = status.report
 
 
-def trainers_of(replies: Mapping[str, StatusReply]) -> list[Seen]:
+def trainers_of(replies: Mapping[str, StatusReply]) -> list[TrainerView]:
     """The trainers that some server knows, by number."""
-    found: dict[int, Seen] = {}
+    found: dict[int, TrainerView] = {}
     for reply in replies.values():
         for status in reply.trainers:
-            found.setdefault(status.trainer_id, Seen(status.trainer_id)).add(status)
+            found.setdefault(status.trainer_id, TrainerView(status.trainer_id)).add(status)
     return [found[number] for number in sorted(found)]
 
 
-def servers(endpoints: Sequence[str], sighting: Sighting, change: Change) -> list[dict[str, Any]]:
+def servers(endpoints: Sequence[str], sample: Sample, change: Change) -> list[dict[str, Any]]:
     """Each server, in the order in which the user has named them."""
     into, out = change.rates("bytes_in"), change.rates("bytes_out")
     found = []
     for place, endpoint in enumerate(endpoints):
-        reply = sighting.replies.get(endpoint)
+        reply = sample.replies.get(endpoint)
         entry: dict[str, Any] = {
             "endpoint": endpoint,
             "name": f"server {place if reply is None else reply.server_index}",
             "up": reply is not None,
             "state": "unreachable" if reply is None else reply.state,
-            "error": sighting.errors.get(endpoint, ""),
+            "error": sample.errors.get(endpoint, ""),
         }
         if reply is not None:
             entry |= {
@@ -338,7 +338,7 @@ def servers(endpoints: Sequence[str], sighting: Sighting, change: Change) -> lis
     return found
 
 
-def trainers(seen: Sequence[Seen], change: Change) -> list[dict[str, Any]]:
+def trainers(seen: Sequence[TrainerView], change: Change) -> list[dict[str, Any]]:
     """Each trainer."""
     samples, steps = change.samples(), change.steps()
     return [
@@ -447,7 +447,7 @@ class Facts:
 
     Attributes:
         endpoints: of all servers that should run.
-        sighting: the last one.
+        sample: the last one.
         trainers: as all servers see them.
         lanes: by index.
         still: seconds since the servers' versions last moved; None: they never have.
@@ -457,8 +457,8 @@ class Facts:
     """
 
     endpoints: Sequence[str]
-    sighting: Sighting
-    trainers: Sequence[Seen] = ()
+    sample: Sample
+    trainers: Sequence[TrainerView] = ()
     lanes: Sequence[LaneTimes] = ()
     still: float | None = None
     values: Mapping[str, Mapping[int, Sequence[Point]]] | None = None
@@ -468,12 +468,12 @@ class Facts:
     @property
     def states(self) -> set[str]:
         """The states of the servers that have answered."""
-        return {reply.state for reply in self.sighting.replies.values()}
+        return {reply.state for reply in self.sample.replies.values()}
 
     @property
     def failure(self) -> str:
         """The error that ended the job, if there is one."""
-        replies = self.sighting.replies.values()
+        replies = self.sample.replies.values()
         return next((reply.failure for reply in replies if reply.failure), "")
 
     @property
@@ -494,7 +494,7 @@ def answers(facts: Facts) -> list[Answer]:
 
 
 def _healthy(facts: Facts) -> tuple[str, str]:
-    gone = [each for each in facts.endpoints if each not in facts.sighting.replies]
+    gone = [each for each in facts.endpoints if each not in facts.sample.replies]
     if facts.failure:
         return "bad", f"No: the job has failed: {facts.failure}"
     if gone:
@@ -511,7 +511,7 @@ def _healthy(facts: Facts) -> tuple[str, str]:
         return "warn", "It ends: a server is shutting down"
     if facts.states == {"empty"}:
         return "unknown", "No job runs: the servers are up and empty"
-    expected = max(reply.trainers_expected for reply in facts.sighting.replies.values())
+    expected = max(reply.trainers_expected for reply in facts.sample.replies.values())
     if "installing" in facts.states or len(facts.trainers) < expected:
         return "warn", f"It begins: {len(facts.trainers)} of {_count(expected, 'trainer')} joined"
     silent = [
@@ -521,7 +521,7 @@ def _healthy(facts: Facts) -> tuple[str, str]:
         return "warn", f"Perhaps not: no message from {_trainers(silent, verb=False)}"
     if slow := [t.number for t in facts.trainers if t.behind]:
         return "warn", f"Yes, but {_trainers(slow)} slower than the others"
-    if refused := sum(r.steps_refused_nonfinite for r in facts.sighting.replies.values()):
+    if refused := sum(r.steps_refused_nonfinite for r in facts.sample.replies.values()):
         return "warn", f"Yes, but {_count(refused, 'step')} refused because of a NaN or an infinity"
     working = _count(sum(each.state == "joined" for each in facts.trainers), "trainer")
     return "good", f"Yes: {_count(len(facts.endpoints), 'server')} and {working} are at work"
@@ -582,7 +582,7 @@ def _model(facts: Facts) -> tuple[str, str]:
         for number, points in sorted(by_trainer.items()):
             if points and not math.isfinite(points[-1].value):
                 return "bad", f"No: {name} of trainer {number} is {points[-1].value}"
-    if refused := sum(r.steps_refused_nonfinite for r in facts.sighting.replies.values()):
+    if refused := sum(r.steps_refused_nonfinite for r in facts.sample.replies.values()):
         return "warn", f"Doubtful: {_count(refused, 'step')} had a NaN or an infinity"
     name = next((each for each in sorted(values) if "loss" in each.lower()), "")
     if not name:
@@ -601,10 +601,10 @@ def _model(facts: Facts) -> tuple[str, str]:
 
 
 def _stop(facts: Facts) -> tuple[str, str]:
-    if not facts.sighting.replies:
+    if not facts.sample.replies:
         return "unknown", "No server answers"
     if facts.failure:
-        kept = max(reply.kept_seconds for reply in facts.sighting.replies.values())
+        kept = max(reply.kept_seconds for reply in facts.sample.replies.values())
         what = f"its values are kept for another {_seconds(kept)}" if kept else "nothing is kept"
         return "warn" if kept else "unknown", f"It has stopped: {what}"
     if not facts.runs:

@@ -16,7 +16,7 @@ from pserver.client.replies import Reply
 from pserver.job.job import Job
 from pserver.job.job_files import Saving
 from pserver.job.program import InstalledProgram
-from pserver.job_log.records import Loss, Lost, Process, Record, Standing
+from pserver.job_log.records import LogSnapshot, Loss, Lost, Process, Record
 from pserver.leases.table import EpochRange
 from pserver.membership.decisions import Decisions
 from pserver.table.gradient import RowGradient
@@ -259,7 +259,7 @@ class History:
         return take
 
     def _stands(self, name: str, right: Any) -> Any:
-        def stands(job: Job, standing: Standing) -> None:
+        def stands(job: Job, standing: LogSnapshot) -> None:
             right(job, standing)
             held, reload = job.program, job.reload
             assert held is not None and reload is not None, "it serves"

@@ -212,7 +212,7 @@ def _run(loss: Loss, servers: Sequence[TwinServer]) -> list[InstalledProgram]:
         for _ in range(loss.at - 1):
             victim.step()
         victim.die(loss.commits)
-        last_word.tell(OPEN, endpoints[:1], [f"{victim.number}=killed"])
+        last_word.report_ends(OPEN, endpoints[:1], [f"{victim.number}=killed"])
         if loss.again:
             another = Process(loss, endpoints, victim.number)
             another.communicator.start()

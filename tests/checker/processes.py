@@ -111,7 +111,7 @@ class Process:
         self._due = DueSaves(schedule, lambda: self._taken, self._meet)
         self._together = self.world.mode in TOGETHER
         position.parts |= {"saves": self._due.plain, "taken": self._told}
-        position.taken |= {"saves": self._due.take, "taken": self._takes}
+        position.restorers |= {"saves": self._due.load, "taken": self._takes}
 
     def _told(self) -> int:
         return self._taken - self.communicator.window
@@ -126,8 +126,8 @@ class Process:
             self.communicator.flush()
             meeting.barrier(f"automatic save {name}", "a place")
             with jointly(meeting, "an automatic save", f"automatically saved {name}"):
-                if self.communicator.roll.is_first:
-                    self.communicator.clients[0].leases.kept()
+                if self.communicator.live.is_leader:
+                    self.communicator.clients[0].leases.state()
         except PutOff:
             self.put_off += 1
             raise

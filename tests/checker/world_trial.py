@@ -261,14 +261,14 @@ class Trial:
             return [each.decisions for each in self.lives.held]
 
         end = time.monotonic() + FENCED_SECONDS
-        last_word.tell(OPEN, self._reached if self.world.loses_servers else [one], [word])
+        last_word.report_ends(OPEN, self._reached if self.world.loses_servers else [one], [word])
         while not self.history.wait_for_loss(known, ends, TOLD_SECONDS):
             if time.monotonic() > end:
                 raise ViolatedInvariant(f"{process.incarnation} was not fenced everywhere")
             if self.world.loses_servers:  # one has come back that was not told
-                last_word.tell(OPEN, self._reached, [word])
+                last_word.report_ends(OPEN, self._reached, [word])
         if not event.again:  # otherwise steps that need all trainers wait for another process
-            last_word.tell(OPEN, self._reached, [word], unreplaced=True)
+            last_word.report_ends(OPEN, self._reached, [word], unreplaced=True)
 
     @property
     def _reached(self) -> list[str]:

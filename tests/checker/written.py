@@ -10,7 +10,7 @@ from typing import Any, cast
 from pserver.job.barriers import Barriers
 from pserver.job.coordination import Coordination
 from pserver.job.program import InstalledProgram
-from pserver.job.topics import Topics
+from pserver.job.store import Store
 from pserver.job_log.coordinator import Coordinator
 from pserver.lane.leases import JobLeases
 from pserver.membership.lifecycle import Lifecycle
@@ -35,14 +35,14 @@ def written_differences(world: World, path: str, held: InstalledProgram) -> Iter
         ),
         leases=JobLeases(members, job),
         barriers=Barriers(members, job),
-        topics=Topics(),
+        topics=Store(),
     )
     Coordination(path, cast(InstalledProgram, another)).restore()
     for name, known, read in (
         ("the log", held.decisions.coordinator, another.decisions.coordinator),
         ("the leases", held.leases, another.leases),
         ("the barriers", held.barriers, another.barriers),
-        ("the topics", held.topics, another.topics),
+        ("the topics", held.store, another.store),
     ):
         own, theirs = _plain(known), _plain(read)
         if own != theirs:

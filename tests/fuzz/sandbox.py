@@ -58,7 +58,7 @@ class Found(LimitedLog):
         super().__init__(logging.getLogger("fuzz"))
         self.errors: list[BaseException] = []
 
-    def say(
+    def log(
         self,
         kind: str,
         text: str,

@@ -60,7 +60,7 @@ WHY_MONOTONIC = {
     ),
     "pserver/job/background_saves.py": "how long a server that ends waits for its own disk",
     "pserver/job/barriers.py": "answers within a second",
-    "pserver/job/gatherings.py": "answers within a second",
+    "pserver/job/meeting_rounds.py": "answers within a second",
     "pserver/lane/leases.py": "answers within a second",
     "pserver/membership/lifecycle.py": "the job gives it its clock",
     "pserver/lane/tables.py": "how long steps waited",

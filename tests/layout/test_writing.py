@@ -24,7 +24,7 @@ from transpiler.files.named_errors import naming
 
 WRITES = {"write_text", "write_bytes"}
 SYSTEM = {"write", "writev", "pwrite", "ftruncate", "fsync"}  # of os
-NAMES = {"naming", "whole_file", "written"}
+NAMES = {"naming", "whole_file", "file_to_write"}
 # files that write, and in which nothing has to name the file
 WHY_NOT = {
     "pserver/lane/recorder.py": "the failure that it keeps begins with the path",

@@ -331,7 +331,7 @@ def collectors(monkeypatch: pytest.MonkeyPatch) -> None:
     access = Refusing()
     collector = Collector(["127.0.0.1:1"], cast(Any, access), 0.001)
     take = Refusing()
-    monkeypatch.setattr(collector._watched, "take", take)
+    monkeypatch.setattr(collector._view, "add", take)
     monkeypatch.setattr("pserver.web.server.ControlClient", Refusing(times=10**6))
     with collector:
         eventually(lambda: access.passed() and take.passed())
@@ -438,7 +438,7 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("pserver/transport/inprocess.py", "self._streams.run"): "one stream",
     ("pserver/web/server.py", "self._do"): "one act",
     ("pserver/lane/tasks.py", "torch.set_num_threads"): "one call",
-    ("trainer/communicator/session.py", "client.tell"): "one call",
+    ("trainer/communicator/session.py", "client.announce_end"): "one call",
     ("trainer/communicator/session.py", "self._answer"): "one call",
     ("trainer/communicator/session.py", "os.kill"): "one call",
     ("trainer/communicator/session.py", "tell"): "one call",

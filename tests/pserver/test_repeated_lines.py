@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from pserver.telemetry.logs import LINES, MOST_SAID, SECONDS, WIDTH, LimitedLog, SaidJustNow
+from pserver.telemetry.logs import LINES, MOST_SAID, SECONDS, WIDTH, LimitedLog, RecentLines
 
 
 def test_a_few_lines_a_minute_of_each_kind(caplog: pytest.LogCaptureFixture) -> None:
@@ -14,10 +14,10 @@ def test_a_few_lines_a_minute_of_each_kind(caplog: pytest.LogCaptureFixture) -> 
     now = [0.0]
     log = LimitedLog(logging.getLogger("test"), lambda: now[0])
     for number in range(1000):
-        log.say("one", f"one {number}")
-        log.say("other", "other")
+        log.log("one", f"one {number}")
+        log.log("other", "other")
     now[0] = SECONDS + 1
-    log.say("one", "one again")
+    log.log("one", "one again")
 
     said = [record.getMessage() for record in caplog.records]
     assert [text for text in said if text == "other"] == ["other"] * LINES
@@ -29,7 +29,7 @@ def test_a_few_lines_a_minute_of_each_kind(caplog: pytest.LogCaptureFixture) -> 
 
 def test_a_line_is_one_line_and_not_long(caplog: pytest.LogCaptureFixture) -> None:
     """Whatever a peer has sent."""
-    LimitedLog(logging.getLogger("test")).say("kind", "a\nERROR forged\r" + "x" * 10_000)
+    LimitedLog(logging.getLogger("test")).log("kind", "a\nERROR forged\r" + "x" * 10_000)
 
     (text,) = [record.getMessage() for record in caplog.records]
     assert text.startswith("a ERROR forged xxx") and "\n" not in text
@@ -39,7 +39,7 @@ def test_a_line_is_one_line_and_not_long(caplog: pytest.LogCaptureFixture) -> No
 def test_what_was_said_just_now_is_said_again_a_minute_later() -> None:
     """And at once where too much else was said meanwhile: no more is kept than that."""
     now = [0.0]
-    said = SaidJustNow(lambda: now[0])
+    said = RecentLines(lambda: now[0])
 
     assert [said.is_new("one") for _ in range(3)] == [True, False, False]
     now[0] = SECONDS

@@ -101,7 +101,7 @@ def test_the_clock_never_goes_back() -> None:
 def quiet(clock: RunningClock) -> Iterator[str]:
     """Who was silent for too long, as each of those says it that measure silence."""
     announcements = Announcements()
-    announcements.heard(1, "a", clock(), 9)
+    announcements.announce(1, "a", clock(), 9)
     lost: list[int] = []
     links = CoordinatorLinks(
         lambda index, message: None,

@@ -38,7 +38,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-FOLDERS = ("tests/trainer/checker", "tests/fuzz")
+FOLDERS = ("tests/histories", "tests/fuzz")
 CHECKS = ("equalities", "pairs", "lives", "strategies", "sharding", "checkpoints")
 WORDS = {"equal", "equals", "bit", "bits", "exact", "exactly", "same"}
 COMPARISONS = re.compile(r"\b(torch\.equal|assert_close|\w*array_equal|assert_equal\w*)\(")

@@ -291,7 +291,7 @@ def test_all_contradictions_are_named_in_one_error() -> None:
         geo_sgd_mode=True, half_async=True, enable_dc_asgd=True, sync_mode=True
     )
     with pytest.raises(ValueError) as raised:
-        config.said()
+        config.sync_requested()
 
     for words in (
         "geo_sgd_mode=True contradicts half_async=True",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pserver.checkpoint import manifest
 from pserver.checkpoint.checkpoint import Saved
-from pserver.checkpoint.manifest import LIST, Kept, list_bytes, listed_in
+from pserver.checkpoint.manifest import LIST, CompleteCheckpoint, list_bytes, listed_in
 from pserver.storage.local import InUse, LocalPlace, PathLock
 from pserver.storage.place import Place, place_at
 from pserver.storage.single_file import joined
@@ -93,7 +93,7 @@ class CheckpointFolder:
         newest = self._kept[-1].name
         return newest if place_at(saved.path) == self._place.at(newest) else ""
 
-    def _length(self, kept: Kept) -> int:
+    def _length(self, kept: CompleteCheckpoint) -> int:
         """The number of checkpoints that it continues, directly or not."""
         found, length = {each.name: each for each in self._kept}, 0
         while kept.base:
@@ -109,7 +109,7 @@ class CheckpointFolder:
         Raises:
             OSError: the list cannot be written; or another job has written it.
         """
-        kept = [*(each for each in self._kept if each.name != name), Kept(name, base)]
+        kept = [*(each for each in self._kept if each.name != name), CompleteCheckpoint(name, base)]
         bases = {each.name: each.base for each in kept}
         needed = {each.name for each in kept[-self._keep :]}
         for each in reversed(kept):  # a checkpoint stands behind the one that it continues
@@ -130,7 +130,7 @@ class CheckpointFolder:
         except OSError as error:
             log.warning("what is left of %s could not be removed: %s", place, error)
 
-    def _list(self, kept: list[Kept]) -> None:
+    def _list(self, kept: list[CompleteCheckpoint]) -> None:
         content = list_bytes(kept)
         if not self._place.replace(LIST, content, self._listed):
             raise OSError(f"{self._place}: another job has written to {LIST}: give it another path")

@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pserver.storage.single_file import written
+from pserver.storage.single_file import file_to_write
 from trainer.serving import InitialRows, LookupModule
 from transpiler.files.files import shown, write_object, write_tensors
 from transpiler.files.named_errors import naming
@@ -356,7 +356,7 @@ def export(
     plain = {
         name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in wanted.items()
     }
-    with written(path) as file:
+    with file_to_write(path) as file:
         for index, (name, table) in enumerate((tables or {}).items()):
             place = file.parent / str(index)
             for key, tensor in _tensors_of(table, place, max_bytes, rows).items():

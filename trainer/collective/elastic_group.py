@@ -72,7 +72,7 @@ class ElasticGroup:
         self._clients, self._barrier, self._absent = clients, barrier, absent
         self._groups = MemberGroups(own, clients, connection, self._check)
 
-    def told(self, text: str) -> dict[int, str]:
+    def gather_texts(self, text: str) -> dict[int, str]:
         """Exchanges texts: gives those of all live trainers, by trainer.
 
         Raises:

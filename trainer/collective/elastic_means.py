@@ -2,8 +2,8 @@
 
 [Note: averages that outlive a trainer]  A process group has fixed members.  When one of them is
 lost or leaves, or another one joins, the trainers gather on server 0 (see [Note: gatherings] in
-pserver/job/gatherings.py), a group of the live trainers comes up, and from their reports each of
-them knows what to do with the average under way: see [Note: which average counts] in standing.py.
+pserver/job/meeting_rounds.py), a group of the live trainers comes up, and from their votes each of
+them knows what to do with the average under way: see [Note: which average counts] in vote.py.
 A trainer keeps its own gradients until the average counts, so that it can be repeated.
 
 A trainer itself notices the reason for a gathering: an operation fails, or server 0 reports that
@@ -29,7 +29,7 @@ from trainer.collective.gradient_means import GradientMeans
 from trainer.collective.group_sums import GroupSums
 from trainer.collective.member_groups import Member, MemberGroups
 from trainer.collective.object_bytes import from_bytes, to_bytes
-from trainer.collective.standing import HELD, NONE, SEALED, Standing, Verdict, verdict_of
+from trainer.collective.vote import HELD, NONE, SEALED, Verdict, Vote, verdict_of
 from transpiler.strategy.exchange import Exchange
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Company:
+class LivePeers:
     """Access to the other trainers, by way of the servers.
 
     Attributes:
@@ -106,7 +106,7 @@ class DenseSteps:
 
     def __init__(
         self,
-        company: Company,
+        company: LivePeers,
         groups: Callable[[Callable[[], None]], MemberGroups],
         exchange: Exchange,
         give: Callable[[], Any],
@@ -235,7 +235,7 @@ class DenseSteps:
         """A copy of this trainer's values, as a new process would get them."""
         return to_bytes(self._give())
 
-    def take(self, values: bytes) -> None:
+    def load(self, values: bytes) -> None:
         """Takes the values that :meth:`values` gave."""
         self._take(from_bytes(values))
 
@@ -279,12 +279,12 @@ class DenseSteps:
         with self._company.waiting():
             done = False
             while not done:
-                text = self._standing().text()
+                text = self._vote().text()
                 gathered = self._company.gather(
                     text, self._number, self._ends, self._applied, self._count - self._applied
                 )
                 self._number, self._seen = gathered.number, gathered.changes
-                told = {t: Standing.of(each) for t, each in gathered.texts.items()}
+                told = {t: Vote.of(each) for t, each in gathered.texts.items()}
                 verdict = verdict_of(told)
                 if verdict.problem and (self._work is not None or not verdict.members):
                     raise TrainerLost(verdict.problem)
@@ -298,9 +298,9 @@ class DenseSteps:
                     done = False
                     self._break(error)
 
-    def _standing(self) -> Standing:
+    def _vote(self) -> Vote:
         result = NONE if self._result is None else SEALED if self._sealed else HELD
-        return Standing(
+        return Vote(
             self._groups.own.incarnation,
             self._count,
             self._company.step(),

@@ -84,7 +84,7 @@ class PeerMeeting:
             self._store.set(f"{place}/ask/{index}", "")
             self._store.wait([f"{place}/tell/{index}"], ROUND_SECONDS)
             answered = clock_ns()
-            clock.heard(asked, int(self._store.get(f"{place}/tell/{index}")), answered)
+            clock.add_round(asked, int(self._store.get(f"{place}/tell/{index}")), answered)
         found = clock.estimate()
         assert found is not None, "a round"
         recording.offset_ns, recording.bound_ns = -found.offset_ns, found.bound_ns

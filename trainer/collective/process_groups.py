@@ -181,7 +181,7 @@ class ProcessGroups:
         for one ends with an error.  The groups stay, as others may be in the last operation.
         """
         if self._membership is not None:
-            self._membership.tell("left", f"after {self._begun} collective operations")
+            self._membership.announce("left", f"after {self._begun} collective operations")
 
     def close(self, failure: str = "") -> None:
         """Leaves the other trainers, or tells them of the failure, and releases the groups."""

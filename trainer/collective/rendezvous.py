@@ -343,7 +343,7 @@ class Membership:
         if event is not None:
             raise event.error()
 
-    def tell(self, kind: str, text: str) -> None:
+    def announce(self, kind: str, text: str) -> None:
         """Sends "failed" or "left" to all others; "left" is sent once only."""
         if kind == "left":
             if self._leaving:
@@ -371,7 +371,7 @@ class Membership:
     def close(self, text: str) -> None:
         """Leaves, with a goodbye."""
         if not self._closed:
-            self.tell("left", text)
+            self.announce("left", text)
             self._closed = True
             self._wake.close()
             self._guard.close()
@@ -673,14 +673,14 @@ class Peers:
         """
         if self.membership is not None:
             if failure:
-                self.membership.tell("failed", failure)
+                self.membership.announce("failed", failure)
             self.membership.close(text)
         self.store, self.server = HashStore(), None
 
     def leave(self, text: str) -> None:
         """Announces that this trainer takes part in no further operation; :meth:`close` follows."""
         if self.membership is not None:
-            self.membership.tell("left", text)
+            self.membership.announce("left", text)
 
     def wait_for_all(self) -> None:
         """Waits, before trainer 0 closes the store, until the others have closed their ends, or are

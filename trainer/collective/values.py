@@ -62,7 +62,7 @@ class Link(Protocol):
     rank: int
     size: int
 
-    def told(self, text: str) -> dict[int, str]:
+    def gather_texts(self, text: str) -> dict[int, str]:
         """Exchanges texts: gives those of all live trainers, by trainer.  The operations that
         follow are among these trainers.
 
@@ -118,7 +118,7 @@ class NoLink:
 
     rank, size = 0, 1
 
-    def told(self, text: str) -> dict[int, str]:
+    def gather_texts(self, text: str) -> dict[int, str]:
         """See :class:`Link`."""
         return {0: text}
 
@@ -151,7 +151,7 @@ class WorldLink:
         peers = current_peers()
         self.rank, self.size = peers.rank, peers.size
 
-    def told(self, text: str) -> dict[int, str]:
+    def gather_texts(self, text: str) -> dict[int, str]:
         """See :class:`Link`."""
         data = text.encode()
         if len(data) > TOLD_BYTES:
@@ -253,7 +253,7 @@ class ServedLink(GlooLink):
         self.rank, self.size = rank, size
         self._barrier, self._meet = barrier, meet
 
-    def told(self, text: str) -> dict[int, str]:
+    def gather_texts(self, text: str) -> dict[int, str]:
         """See :class:`Link`."""
         texts = self._barrier(text)
         check_missing(set(range(self.size)) - texts.keys(), self.rank)
@@ -296,9 +296,9 @@ class ElasticLink(GlooLink):
         self.rank, self.size = rank, size
         self._group, self._absent = group, absent
 
-    def told(self, text: str) -> dict[int, str]:
+    def gather_texts(self, text: str) -> dict[int, str]:
         """See :class:`Link`."""
-        texts = self._group.told(text)
+        texts = self._group.gather_texts(text)
         if not self._group.is_past:
             check_missing(set(range(self.size)) - texts.keys() - set(self._absent()), self.rank)
         return texts
@@ -513,7 +513,7 @@ class TrainerValues:
         Raises:
             ValueError: the calls are not the same.
         """
-        told = self._link.told(json.dumps(asdict(call)))
+        told = self._link.gather_texts(json.dumps(asdict(call)))
         calls = {trainer: Call(**bounded_json.loads(text)) for trainer, text in told.items()}
         first = next(iter(calls))
         others = [trainer for trainer, each in calls.items() if each.same != calls[first].same]

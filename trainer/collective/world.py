@@ -348,4 +348,4 @@ class _Hook:
 def fail(error: BaseException) -> None:
     """Tells the others that this trainer ends with an error of its own."""
     if _peers is not None and _peers.membership is not None:
-        _peers.membership.tell("failed", f"{type(error).__name__}: {error}")
+        _peers.membership.announce("failed", f"{type(error).__name__}: {error}")

@@ -36,16 +36,16 @@ from trainer.collective.elastic_group import ElasticGroup
 from trainer.collective.elastic_means import DenseSteps
 from trainer.communicator.metrics import TrainerMetrics
 from trainer.communicator.probe import probe_of, show_if_only
-from trainer.communicator.session import Departure, JointCalls, Position, spelled, termination
+from trainer.communicator.session import JointCalls, Position, Shutdown, spelled, termination
 from trainer.communicator.transfer import StateTransfer
 from trainer.environment.environment import Connection
 from trainer.senders.async_lane import AsyncSender
-from trainer.senders.buffers import Roll, TravellingBuffers, roll_of, travelling
+from trainer.senders.buffers import LiveTrainers, SyncedBuffers, live_trainers_of, travelling
 from trainer.senders.kstep_lane import DiLoCoSender, GeoSender, drain_for_others, window_of
 from trainer.senders.parameters import ParameterSlices, check_gradient, is_on_gpu, take_over
 from trainer.senders.pipeline import LaneSender
 from trainer.senders.sync_lane import SyncSender
-from trainer.senders.writes import WrittenValues
+from trainer.senders.writes import ExternalWrites
 from transpiler.distribute import pserver_program
 from transpiler.plan.plan import Deployment, Lane, Placement, Plan
 from transpiler.program import Program
@@ -226,15 +226,15 @@ class Settings:
         plan: of the job.
         lane: of the sender.
         options: of this trainer alone.
-        roll: the live trainers.
+        live: the live trainers.
         buffers: the ones that travel with the lane's steps.
     """
 
     plan: Plan
     lane: Lane
     options: SendOptions
-    roll: Roll
-    buffers: TravellingBuffers
+    live: LiveTrainers
+    buffers: SyncedBuffers
 
     @property
     def hparams(self) -> Hparams:
@@ -244,11 +244,11 @@ class Settings:
 
 SENDERS: Mapping[str, Callable[[ParameterSlices, Settings], LaneSender]] = {
     "sync": lambda slices, of: SyncSender(
-        of.lane, slices, of.plan.clip if of.plan.clips_on_servers else None, of.roll, of.buffers
+        of.lane, slices, of.plan.clip if of.plan.clips_on_servers else None, of.live, of.buffers
     ),
     "async": lambda slices, of: AsyncSender(of.lane, slices, of.options.soft_wait_ms, of.buffers),
     "half_async": lambda slices, of: AsyncSender(of.lane, slices, 0, of.buffers),
-    "geo": lambda slices, of: GeoSender(of.lane, slices, of.roll, of.hparams, of.buffers),
+    "geo": lambda slices, of: GeoSender(of.lane, slices, of.live, of.hparams, of.buffers),
     "diloco": lambda slices, of: DiLoCoSender(of.lane, slices, of.hparams, of.buffers),
 }
 
@@ -257,9 +257,9 @@ def senders_of(
     plan: Plan,
     tensors: Mapping[str, torch.Tensor],
     options: SendOptions,
-    roll: Roll,
+    live: LiveTrainers,
     held_back: AbstractSet[str],
-    buffers: TravellingBuffers,
+    buffers: SyncedBuffers,
 ) -> list[LaneSender]:
     """The senders of a plan's lanes, each for its lane's mode.
 
@@ -267,26 +267,28 @@ def senders_of(
         plan: of the job.
         tensors: every placed variable by name, the live ones.
         options: of this trainer alone.
-        roll: the live trainers.
+        live: the live trainers.
         held_back: names of variables that receive no values.
         buffers: the models' buffers, which travel with the steps of one lane.
     """
-    none = TravellingBuffers([], {}, "own", roll)
+    none = SyncedBuffers([], {}, "own", live)
     senders = []
     for index, lane in enumerate(plan.lanes):
         slices = ParameterSlices(_placements(plan, index, tensors), tensors, held_back)
         own = buffers if index == buffers.lane else none
-        senders.append(SENDERS[lane.mode](slices, Settings(plan, lane, options, roll, own)))
+        senders.append(SENDERS[lane.mode](slices, Settings(plan, lane, options, live, own)))
     return senders
 
 
-def buffers_of(plan: Plan, tensors: Mapping[str, torch.Tensor], roll: Roll) -> TravellingBuffers:
+def buffers_of(
+    plan: Plan, tensors: Mapping[str, torch.Tensor], live: LiveTrainers
+) -> SyncedBuffers:
     """The synced buffers of all models of a job.  They travel with the first lane of gradients;
     without such a lane, with the first lane.
     """
     placements = travelling(plan, tensors)
     lane = _held_lane(plan) or 0
-    return TravellingBuffers(placements, tensors, plan.lanes[lane].buffers, roll, lane)
+    return SyncedBuffers(placements, tensors, plan.lanes[lane].buffers, live, lane)
 
 
 def _held_lane(plan: Plan) -> int | None:
@@ -348,20 +350,20 @@ def sources_of(
     lookups: Lookups | None,
     lanes: Sequence[LaneSender],
     clients: Sequence[Client],
-    roll: Roll,
+    live: LiveTrainers,
     drain: Callable[[], None],
 ) -> TableSources | None:
     """The sources of the embeddings' rows; None for a plan without tables.
 
     Args:
-        roll: the live trainers.
+        live: the live trainers.
         drain: waits until every step sent has been applied.
     """
     if lookups is None:
         return None
     from trainer.communicator.table_sources import TableSources  # imports numba
 
-    return TableSources(plan, lookups, lanes, clients, roll, drain)
+    return TableSources(plan, lookups, lanes, clients, live, drain)
 
 
 def table_destination(lookups: Lookups | None, server: int) -> Destination | None:
@@ -399,7 +401,7 @@ class Communicator:
         consumed: samples that the script trains on; the first lane's messages carry them.
         clients: the connections, by server.
         lookups: requests for rows, where the plan has tables.
-        roll: the live trainers.
+        live: the live trainers.
         written: the external writes of the script.
         buffers: the models' synced buffers, which travel with steps.
         transfer: transfers values and states outside of steps.
@@ -434,16 +436,18 @@ class Communicator:
         self._programs = [pserver_program(of(index)) for index in servers]
         held_back: set[str] = set()  # variables that receive no values
         self._all = ParameterSlices(list(self.plan.placements), tensors, held_back)
-        self.roll = roll_of(self.plan, self.trainer_id, connection)
-        self.buffers = buffers_of(self.plan, tensors, self.roll)
+        self.live = live_trainers_of(self.plan, self.trainer_id, connection)
+        self.buffers = buffers_of(self.plan, tensors, self.live)
         self.transfer = StateTransfer(
             self.plan, self._programs, self._all, tensors, optimizers, self.buffers
         )
         options, buffers = self._options, self.buffers
-        self.lanes = senders_of(self.plan, tensors, options, self.roll, held_back, buffers)
+        self.lanes = senders_of(self.plan, tensors, options, self.live, held_back, buffers)
         self.consumed = self.lanes[0].consumed
         names = written_names(self.plan, tensors)
-        self.written = WrittenValues(self.lanes, names, tensors, held_back, self.trainer_id)
+        self.external_writes = ExternalWrites(
+            self.lanes, names, tensors, held_back, self.trainer_id
+        )
         self._open: set[int] = set()  # lanes that have sent something of a step that is not closed
         self._closed: set[int] = set()  # lanes whose step is closed and not finished
         self._left, self._asked_at = False, 0
@@ -464,16 +468,16 @@ class Communicator:
             partial(table_destination, self.lookups),
             incarnation,
         )
-        self.clients[0].learn = self.roll.learn
-        self.position = Position(self.clients[0], self.roll, self.plan, self.lanes, self._closed)
+        self.clients[0].learn = self.live.learn
+        self.position = Position(self.clients[0], self.live, self.plan, self.lanes, self._closed)
         self.joint = JointCalls(self.clients[0], self.position, self.check)
-        self._departure = Departure(self.clients, self.trainer_id, self.leave)
+        self._shutdown = Shutdown(self.clients, self.trainer_id, self.leave)
         self.transfer.start(self.clients, self.lanes[0])
         if self.lookups is not None:
             self.lookups.start(self.clients)
         self._probe = probe_of(connection, self.plan, self.clients, self.lanes, self.lookups)
         self._sources = sources_of(
-            self.plan, self.lookups, self.lanes, self.clients, self.roll, self.drain
+            self.plan, self.lookups, self.lanes, self.clients, self.live, self.drain
         )
 
     # ---- start and end ----
@@ -494,7 +498,7 @@ class Communicator:
         show_if_only(self.plan, self._connection)
         keep_memory()
         self.page.open(self.clients)
-        self._departure.expect()
+        self._shutdown.expect()
         try:
             joined = [
                 self._join(client, program, meanwhile)
@@ -505,9 +509,9 @@ class Communicator:
             for index, lane in enumerate(self.lanes):
                 self.step = max(self.step, applied := begun_at(self.clients, joined, index))
                 lane.start(channels_of(self.clients, self.plan, index), applied)
-            self.written.start()
+            self.external_writes.start()
             self.page.joined(joined[0].run)
-            self._departure.allow(self._connection.grace_seconds)
+            self._shutdown.allow(self._connection.grace_seconds)
         except BaseException as error:
             self.leave(spelled(error))
             raise
@@ -572,18 +576,18 @@ class Communicator:
         ended: BaseException | None = None
         if not failure:
             try:
-                with self.written.landing():
-                    self._departure.drain(self.lanes)
+                with self.external_writes.receiving():
+                    self._shutdown.drain(self.lanes)
                 if drained is not None:
                     self.transfer.upload_buffers()
                     with self.position.waiting():
-                        preempted = not self._departure.agree(self.dense_allreduce, drained)
+                        preempted = not self._shutdown.agree(self.dense_allreduce, drained)
                     self.transfer.pull_buffers()  # of the others' last steps
             except BaseException as error:
                 ended, failure = error, spelled(error)
         self._left = True
-        self._departure.forget()
-        told = self._departure.leave(self.lanes, failure, returns, self.step if preempted else None)
+        self._shutdown.forget()
+        told = self._shutdown.leave(self.lanes, failure, returns, self.step if preempted else None)
         self.page.close()
         for each in (self.group, self.dense_allreduce):
             if each is not None:
@@ -591,7 +595,7 @@ class Communicator:
         if (cause := ended or (None if failure else told)) is not None:
             raise cause
         if preempted:
-            self._departure.end(self.step)
+            self._shutdown.end(self.step)
 
     @property
     def transport(self) -> str:
@@ -631,7 +635,7 @@ class Communicator:
         """Queues the gradient of one slice, or of a whole variable."""
         check_gradient(placement, name, gradient, math.prod(shape))
         self.check()
-        self.written.begin(placement.lane)
+        self.external_writes.begin(placement.lane)
         self._open.add(placement.lane)
         here = gradient.detach() if is_on_gpu(gradient) else gradient.detach().to("cpu")
         self.lanes[placement.lane].send(name, here.contiguous().view(shape))
@@ -660,7 +664,7 @@ class Communicator:
         """Queues the gradient of a table's rows; the caller does not write to its tensors again."""
         self.check()
         lane = self.plan.table(table).lane
-        self.written.begin(lane)
+        self.external_writes.begin(lane)
         self._open.add(lane)
         self.lanes[lane].send_rows(table, gradient)
 
@@ -692,7 +696,7 @@ class Communicator:
             for client in self.clients:
                 client.activity = f"step {self.step}"
         for index in chosen:
-            self.written.begin(index)
+            self.external_writes.begin(index)
         self._closed.update(chosen)
         self._open.difference_update(chosen)
         self.buffers.capture(chosen)
@@ -716,7 +720,7 @@ class Communicator:
             replies = [self.page.steps.blocked(each, self.lanes[each].finish) for each in closed]
         self._closed.clear()
         for index in closed:
-            self.written.landed(index)
+            self.external_writes.note_received(index)
         self.buffers.land()
         if self.step & (self.step - 1) == 0:
             trim_memory()
@@ -752,7 +756,7 @@ class Communicator:
     def refresh(self) -> None:
         """Takes in parameters that were received between steps; called before a forward pass."""
         for index, lane in enumerate(self.lanes):
-            with self.written.landing(index):
+            with self.external_writes.receiving(index):
                 lane.refresh()
         self.buffers.land(between_steps=True)
 
@@ -764,7 +768,7 @@ class Communicator:
             RuntimeError: this trainer has left.
         """
         self.check()
-        with self.written.landing():
+        with self.external_writes.receiving():
             for lane in self.lanes:
                 lane.drain()
         self.buffers.land(between_steps=True)
@@ -780,7 +784,7 @@ class Communicator:
         """
         queues = {index for index, lane in enumerate(self.plan.lanes) if lane.kind.queues}
         self.drain()
-        with self.written.landing(pulled=True):
+        with self.external_writes.receiving(pulled=True):
             self.transfer.pull_lanes(queues)
 
     def served(self) -> dict[str, torch.Tensor]:
@@ -795,7 +799,7 @@ class Communicator:
         never update.  Parameters that the trainers average stay as they are here.
         """
         self.transfer.pull_served()
-        self.written.start()
+        self.external_writes.start()
 
     def push(self, optimizers: Sequence[torch.optim.Optimizer] | None = None) -> None:
         """Loads the leader's values and optimizer states into the servers.  Every trainer calls
@@ -806,15 +810,15 @@ class Communicator:
         """
         drain_for_others(self.lanes, self.drain)
         self.barrier("push")
-        if self.roll.is_first:
+        if self.live.is_leader:
             for client in self.clients:
                 self.transfer.upload(client, optimizers)
         self.barrier("pushed")
-        self.written.release()
+        self.external_writes.release()
         self.transfer.pull()
         for index, lane in enumerate(self.lanes):
             lane.start([client.channels[index] for client in self.clients], lane.step)
-        self.written.start()
+        self.external_writes.start()
 
     def states(self) -> dict[str, dict[str, torch.Tensor]]:
         """The servers' optimizer states, whole, by parameter name and state name: element-wise ones

@@ -61,10 +61,10 @@ from functools import partial
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
-from pserver.client.client import Client, Told
+from pserver.client.client import Client, PositionAnswer
 from pserver.errors import PServerError
 from pserver.telemetry.memory import freeze_at_exit
-from trainer.senders.buffers import Roll
+from trainer.senders.buffers import LiveTrainers
 from trainer.senders.pipeline import LaneSender
 from transpiler.files import bounded_json
 from transpiler.plan.plan import Plan
@@ -254,7 +254,7 @@ class Termination:
 termination = Termination()
 
 
-# ---- departure ----
+# ---- shutdown ----
 #
 # How a trainer leaves its servers: when all trainers agree that the job is done, or with the reason
 # why it cannot continue.
@@ -275,7 +275,7 @@ class Averages(Protocol):
         """Announces that this trainer takes no further step."""
 
 
-class Departure:
+class Shutdown:
     """A trainer's end in its job.
 
     Args:
@@ -380,7 +380,7 @@ class Departure:
     def _tell(self, reason: str) -> None:
         """Tells all servers at the same time."""
         threads = [
-            threading.Thread(target=client.tell, args=(reason, TELL_SECONDS), daemon=True)
+            threading.Thread(target=client.announce_end, args=(reason, TELL_SECONDS), daemon=True)
             for client in self._clients
         ]
         for thread in threads:
@@ -457,7 +457,7 @@ class Position:
 
     Args:
         client: of server 0.
-        roll: which trainers are there.
+        live: which trainers are there.
         plan: of the job.
         lanes: this trainer's senders.
         closed: the lanes whose step is under way; the set changes.
@@ -474,18 +474,18 @@ class Position:
     def __init__(
         self,
         client: Client,
-        roll: Roll,
+        live: LiveTrainers,
         plan: Plan,
         lanes: Sequence[LaneSender],
         closed: Collection[int],
     ) -> None:
-        self._client, self._roll = client, roll
+        self._client, self._live = client, live
         self._plan, self._lanes, self._closed = plan, lanes, closed
         client.asked = self.asked
         self.settled: Callable[[], bool] = lambda: True
         self.quiet = False
         self.parts: dict[str, Callable[[], Any]] = {}
-        self.taken: dict[str, Callable[[Any], None]] = {}
+        self.restorers: dict[str, Callable[[Any], None]] = {}
         self._asked = self._answered = 0  # numbers of questions
         self._lock = threading.Lock()  # guards _waits; while it is held no wait ends
         self._waits = 0  # how many waits the script's thread is in, one in another
@@ -545,23 +545,23 @@ class Position:
     def _known(self) -> bool:
         return not (self.late or self.quiet) and self.settled()
 
-    def _answer(self, number: int, told: Told, step: int) -> None:
+    def _answer(self, number: int, told: PositionAnswer, step: int) -> None:
         with suppress(PServerError):  # the job has failed, and says so elsewhere
             if self._client.positions.answer(number, told, step):
                 self._answered = max(self._answered, number)
 
-    def _said(self) -> Told:
+    def _said(self) -> PositionAnswer:
         """This trainer's position, as text."""
         text = json.dumps({name: part() for name, part in self.parts.items()})
         if len(text) <= MOST:
-            return Told(text)
+            return PositionAnswer(text)
         why = f"expected up to {MOST} characters of it, got {len(text)}"
         log.warning(
             "a trainer has joined, and cannot be told where the script is: %s; its schedulers and "
             "passes begin anew",
             why,
         )
-        return Told("", why)
+        return PositionAnswer("", why)
 
     # ---- on a trainer that joins late ----
 
@@ -579,7 +579,7 @@ class Position:
         """
         if not self.late:
             return
-        told = self._client.positions.ask(lambda: f"trainer {self._roll.first}")
+        told = self._client.positions.ask(lambda: f"trainer {self._live.leader}")
         self._client.late = False
         if told.problem:
             log.warning(
@@ -588,7 +588,7 @@ class Position:
                 told.problem,
             )
         position: Mapping[str, Any] = bounded_json.loads(told.position) if told.position else {}
-        for name, take in self.taken.items():
+        for name, take in self.restorers.items():
             take(position.get(name))
 
 
@@ -628,7 +628,7 @@ class JointCalls:
         self._theirs = 0  # calls that the others had made when this trainer joined
         self._awaited = ""  # the call that they waited in then
         position.parts["joint calls"] = self._plain
-        position.taken["joint calls"] = self._take
+        position.restorers["joint calls"] = self._take
 
     def meet(self, name: str, text: str) -> dict[int, str]:
         """Waits at a counted barrier for every trainer that has not left.

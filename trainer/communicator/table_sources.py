@@ -7,7 +7,7 @@ from functools import partial
 
 from pserver.client.client import Client
 from trainer.embedding.rows import RowSource
-from trainer.senders.buffers import Roll
+from trainer.senders.buffers import LiveTrainers
 from trainer.senders.kstep_lane import DiLoCoSender, KStepSender
 from trainer.senders.kstep_rows import DiLoCoRows, GeoRows
 from trainer.senders.pipeline import LaneSender
@@ -25,7 +25,7 @@ class TableSources:
         lookups: of its tables.
         lanes: the senders, by lane.
         clients: the connections, by server.
-        roll: the live trainers.
+        live: the live trainers.
         drain: waits until everything sent has been applied.
     """
 
@@ -35,12 +35,12 @@ class TableSources:
         lookups: Lookups,
         lanes: Sequence[LaneSender],
         clients: Sequence[Client],
-        roll: Roll,
+        live: LiveTrainers,
         drain: Callable[[], None],
     ) -> None:
         self._plan, self._lookups, self._lanes = plan, lookups, lanes
         self._clients = clients
-        self._written = WrittenTables(plan, lookups, roll, drain, self._count)
+        self._written = WrittenTables(plan, lookups, live, drain, self._count)
         for index, lane in enumerate(lanes):
             if isinstance(lane, SyncSender):
                 lane.follow(self._written, index)

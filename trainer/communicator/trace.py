@@ -28,7 +28,7 @@ from pserver.client.client import Client
 from pserver.errors import PServerError, Unreachable
 from pserver.onlookers import look_again, onlooker
 from pserver.polling import poll
-from pserver.storage.single_file import written
+from pserver.storage.single_file import file_to_write
 from pserver.telemetry.trace import SPANS, Estimate, Recording, document, now
 from trainer.environment.environment import Connection
 from transpiler.files.files import is_url, shown
@@ -409,7 +409,7 @@ class Trace:
 
     def _tell(self) -> None:
         """Gathers the spans; the trace's thread runs it."""
-        spans, dropped = SPANS.taken()
+        spans, dropped = SPANS.drain()
         own = Recording("trainer", self._trainer, spans, dropped, notes=self._notes)
         try:
             if self._trainer:
@@ -453,7 +453,7 @@ def write(path: str, content: dict[str, object]) -> None:
     """
     text = json.dumps(content, separators=(",", ":")) + "\n"
     try:
-        with written(path) as file:
+        with file_to_write(path) as file:
             file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OSError(f"the trace cannot be written to {shown(path)!r}: {error}") from error

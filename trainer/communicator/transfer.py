@@ -17,7 +17,7 @@ from pserver.client.replies import Reply, first_of
 from pserver.client.stream import Destination
 from pserver.dense.slices import unmerged_states
 from pserver.dense.update import slice_state
-from trainer.senders.buffers import TravellingBuffers
+from trainer.senders.buffers import SyncedBuffers
 from trainer.senders.kstep_lane import warn_unserved
 from trainer.senders.parameters import ParameterSlices
 from trainer.senders.pipeline import LaneSender
@@ -51,7 +51,7 @@ class StateTransfer:
         slices: ParameterSlices,
         tensors: Mapping[str, torch.Tensor],
         optimizers: Sequence[torch.optim.Optimizer],
-        buffers: TravellingBuffers,
+        buffers: SyncedBuffers,
     ) -> None:
         self._buffers = buffers
         self._plan = plan

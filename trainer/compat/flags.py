@@ -152,14 +152,14 @@ class ProcessSettings:
     ::
 
         with ProcessSettings() as settings:
-            settings.take(Execution(threads=2))
+            settings.apply(Execution(threads=2))
             torch.get_num_threads()  # 2
     """
 
     def __init__(self) -> None:
         self._before: dict[_Knob, Any] = {}  # in the order in which they were set
 
-    def take(self, execution: Execution) -> None:
+    def apply(self, execution: Execution) -> None:
         """Applies an execution's settings; those that it leaves open stay."""
         if execution.threads:
             self._set(_THREADS, execution.threads)

@@ -80,7 +80,7 @@ def _part(column: Column, begin: int, end: int) -> Column:
     return Ragged(column.values[bounds[0] : bounds[-1]], bounds - bounds[0])
 
 
-def taken(columns: Columns, places: Array) -> dict[str, Column]:
+def samples_at(columns: Columns, places: Array) -> dict[str, Column]:
     """The samples at these places, in this order."""
     return {name: _taken(column, places) for name, column in columns.items()}
 

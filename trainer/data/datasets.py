@@ -37,9 +37,9 @@ from trainer.data.batches import (
     hashed,
     joined,
     numbers_of,
+    samples_at,
     samples_of,
     shuffled,
-    taken,
     tensors_of,
 )
 from trainer.data.batches import part as part_of
@@ -114,7 +114,7 @@ class SampleExchange:
             end = min(begin + ROUND_SAMPLES, samples)
             places = np.arange(min(begin, end), end)
             places = places[np.argsort(to[places], kind="stable")]
-            got.append(self._round(taken(columns, places), to[places]))
+            got.append(self._round(samples_at(columns, places), to[places]))
             advance(end)
         found = joined(got)
         self._compare(columns, found)
@@ -187,7 +187,7 @@ def exchanged(
         ValueError: another trainer makes another call.
     """
     while True:
-        told = group.told(WHAT)
+        told = group.gather_texts(WHAT)
         if group.is_past:
             return columns
         if others := sorted(trainer for trainer, text in told.items() if text != WHAT):
@@ -201,7 +201,7 @@ def exchanged(
         failure, found = "", columns
         try:
             exchange = SampleExchange(group.groups())
-            found = exchange.exchange(taken(columns, going), place[going], advance)
+            found = exchange.exchange(samples_at(columns, going), place[going], advance)
         except PServerError as error:  # a trainer was lost: the others begin again
             failure = str(error)
         if group.confirmed(failure):
@@ -1036,7 +1036,7 @@ class InMemoryDataset(FileDataset):
         def made() -> Iterator[Batch]:
             for begin, end in zip(bounds[first:-1], bounds[first + 1 :], strict=True):
                 places = np.arange(begin, end) if order is None else order[begin:end]
-                yield tensors_of(taken(columns, places))
+                yield tensors_of(samples_at(columns, places))
 
         return self._counted(made, first)
 

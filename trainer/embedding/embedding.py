@@ -482,7 +482,7 @@ class DistributedEmbedding(nn.Module):
         ids = whole_numbers(self.whose(), ids)
         check_range(self.whose(), ids, self.num_embeddings)
         counted = shows_and_clicks(self.whose(), self.entry, ids, statistics)
-        ahead = None if self.look_ahead is None else self.look_ahead.take(self, ids)
+        ahead = None if self.look_ahead is None else self.look_ahead.claim(self, ids)
         if self.pooling is None:
             if offsets is not None or per_sample_weights is not None:
                 raise ValueError(
@@ -548,11 +548,11 @@ class DistributedEmbedding(nn.Module):
         ids = given.reshape(-1)
         return Lookup.of(ids if self.padding_idx is None else ids[ids != self.padding_idx], given)
 
-    def asks(self, ids: Tensor) -> Tensor:
+    def ids_to_pull(self, ids: Tensor) -> Tensor:
         """See :class:`~trainer.embedding.joined_lookups.AheadTable`."""
         if self.cache is not None and self.training:
             ids = ids[torch.from_numpy(self.cache.missing(ids.numpy(), self.steps))]
-        return self.rows.asks(ids)
+        return self.rows.ids_to_pull(ids)
 
     # ---- steps ----
 

@@ -72,7 +72,7 @@ class AheadTable(Protocol):
     def lookup_of(self, given: Tensor) -> Lookup | None:
         """The lookup of these ids; None: forward would refuse them."""
 
-    def asks(self, ids: Tensor) -> Tensor:
+    def ids_to_pull(self, ids: Tensor) -> Tensor:
         """The ids for which the table would ask servers now."""
 
 
@@ -179,7 +179,7 @@ class LookAhead:
 
     # ---- lookups ----
 
-    def take(self, table: AheadTable, given: Tensor) -> Lookup | None:
+    def claim(self, table: AheadTable, given: Tensor) -> Lookup | None:
         """The lookup that a table makes now, with rows that arrived ahead, if they are its own.
 
         Args:
@@ -219,7 +219,7 @@ class LookAhead:
                 lookup = None if given is None else call[0].lookup_of(given)
                 if lookup is not None:
                     lookups[call] = lookup
-        asked = {call: call[0].asks(lookup.ids) for call, lookup in lookups.items()}
+        asked = {call: call[0].ids_to_pull(lookup.ids) for call, lookup in lookups.items()}
         rows = self._rows({call: ids for call, ids in asked.items() if len(ids)})
         for call, lookup in lookups.items():
             if call in rows:

@@ -77,7 +77,7 @@ class LocalRows:
             replace(self._table, segments=segments), [rule for _, _, rule in self._rules]
         )
 
-    def asks(self, ids: Tensor) -> Tensor:
+    def ids_to_pull(self, ids: Tensor) -> Tensor:
         """See :class:`~trainer.embedding.rows.RowSource`: none, all rows are in this process."""
         return ids[:0]
 

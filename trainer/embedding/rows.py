@@ -218,7 +218,7 @@ class RowSource(Protocol):
                 them where it would ask for the same ids now, and otherwise asks.
         """
 
-    def asks(self, ids: Tensor) -> Tensor:
+    def ids_to_pull(self, ids: Tensor) -> Tensor:
         """The ids for which :meth:`pull` would ask servers now."""
 
 

@@ -272,7 +272,7 @@ class Executor:
         program, execution = default_main_program() if program is None else program, None
         if isinstance(program, CompiledProgram):
             execution = program.execution
-            program = program.begun(self._device_of(program.main), self._loaded, self.run)
+            program = program.started(self._device_of(program.main), self._loaded, self.run)
         if not isinstance(program, Program):
             raise TypeError(f"Executor.run: expected a Program, got {type(program).__name__}")
         check_numbers("Executor.run", program, num_trainers, trainer_id)
@@ -286,7 +286,7 @@ class Executor:
         execution = execution_in(program) if execution is None else execution
         found: list[Tensor] = []
         with ProcessSettings() as process:
-            process.take(execution)
+            process.apply(execution)
             loaded = self._load(program, execution)
             if loaded.trains:
                 self._warn_alone(program.deployment)

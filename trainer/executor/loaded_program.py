@@ -368,7 +368,7 @@ class CompiledProgram:
                     "transpile(strategy=...)"
                 )
 
-    def begun(
+    def started(
         self, device: torch.device, loaded: Collection[int], run: Callable[[Program], Any]
     ) -> Program:
         """The program to run; runs ``first`` before, once in an Executor.

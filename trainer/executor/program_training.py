@@ -72,7 +72,7 @@ class ProgramTraining:
     @property
     def first(self) -> bool:
         """Whether this trainer writes, and sends the servers what it has read."""
-        return self._communicator is None or self._communicator.roll.is_first
+        return self._communicator is None or self._communicator.live.is_leader
 
     @property
     def together(self) -> tuple[Storage, ...]:

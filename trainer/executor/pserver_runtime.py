@@ -149,7 +149,7 @@ class ProgramAverages:
         """
         if storage is not self._steps.storage and storage.optimizer is None:
             given = AveragedValues(self._plan, [self._steps]).give()
-            AveragedValues(self._plan, [_Steps(storage)]).take(given)
+            AveragedValues(self._plan, [_Steps(storage)]).load(given)
         self._steps.storage = storage
 
     def kernels_of(self, program: Program, committed: Callable[[], int]) -> Mapping[str, Kernel]:

@@ -436,7 +436,7 @@ class ServedTables:
         self, tables: Sequence[ServedHandle], wanted: Sequence[Tensor]
     ) -> list[Arrived | None]:
         """Pulls the rows of several tables, in one request to each server."""
-        asked = [table.source().asks(ids) for table, ids in zip(tables, wanted, strict=True)]
+        asked = [table.source().ids_to_pull(ids) for table, ids in zip(tables, wanted, strict=True)]
         if not any(map(len, asked)):  # every row is fresh
             return [None] * len(tables)
         lookups = self._communicator().lookups

@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from pserver.checkpoint import checkpoint
-from pserver.storage.single_file import read, written
+from pserver.storage.single_file import file_to_read, file_to_write
 from trainer.communicator.communicator import Communicator
 from trainer.executor.executor import Executor
 from transpiler.formats.text import computes
@@ -101,7 +101,7 @@ def save_inference_model(
     if tables == "servers":
         main = _on_servers(main)
     storage = _values(main, forward.storage, connection)
-    with written(path) as file:
+    with file_to_write(path) as file:
         Program((main,), None, storage).save(file)
 
 
@@ -131,7 +131,7 @@ def load_inference_model(
             served, feeds, fetches = load_inference_model("model.program")
             (output,) = executor.run(served, {"x": torch.ones(5, 4)}, fetches)
     """
-    with read(path) as file:
+    with file_to_read(path) as file:
         program = Program.load(file)
     served = [op.outputs[0] for op in program.main.ops if op.type == "fake_init"]
     if served:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from pserver.telemetry.trace import SPANS, now
 from trainer.collective.dense_allreduce import WHOLE, DenseAllreduce, dense_allreduce_of
-from trainer.collective.elastic_means import Company, DenseSteps
+from trainer.collective.elastic_means import DenseSteps, LivePeers
 from trainer.collective.gradient_means import GradientMeans
 from trainer.collective.member_groups import Member, MemberGroups
 from trainer.environment.environment import Connection
@@ -220,7 +220,7 @@ class AveragedValues:
         }
         return {"values": values, "steps": [each.steps for each in self._optimizers]}
 
-    def take(self, given: Mapping[str, Any]) -> None:
+    def load(self, given: Mapping[str, Any]) -> None:
         """Takes the values and states that :meth:`give` gave on another trainer."""
         for each, steps in zip(self._optimizers, given["steps"], strict=True):
             each.steps = steps
@@ -289,7 +289,7 @@ def keeping_told(communicator: Communicator | None) -> Iterator[None]:
     told = there.values()
     yield
     if communicator.joint.past:
-        there.take(told)
+        there.load(told)
 
 
 @contextmanager
@@ -306,7 +306,7 @@ def drain_before(communicator: Communicator) -> None:
     """
     for index, lane in enumerate(communicator.plan.lanes):
         if lane.kind.queues and lane.staleness is None:
-            with communicator.written.landing(index):
+            with communicator.external_writes.receiving(index):
                 communicator.lanes[index].drain()
 
 
@@ -330,11 +330,11 @@ def dense_steps_of(
     plan, client = communicator.plan, communicator.clients[0]
     log.info("training collectively, beside: %s", ", ".join(plan.averaged))
     values = AveragedValues(plan, optimizers)
-    company = Company(
+    company = LivePeers(
         lambda text, after, ends, averages, overflows: client.gather(
             text, after, communicator.check, ends, averages, overflows
         ),
-        lambda: communicator.roll.changes,
+        lambda: communicator.live.changes,
         communicator.check,
         lambda: max(0, communicator.position.step - 1),
         partial(_waiting, communicator),
@@ -347,7 +347,7 @@ def dense_steps_of(
         partial(MemberGroups, member, communicator.clients, Connection.from_environment()),
         WHOLE if strategy is None else exchange_of(strategy),
         values.give,
-        values.take,
+        values.load,
     )
     for lane in communicator.lanes:
         lane.meanwhile = steps.attend

@@ -69,7 +69,7 @@ class Residuals:
         zeros = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
         # in the parameter's dtype, which a script may have cast since
         velocity, residual = (each.to(zeros) for each in self._kept.get(key, (zeros, zeros)))
-        kept = self.ramp.kept(parameter.numel(), step)
+        kept = self.ramp.sent_count(parameter.numel(), step)
         momentum, nesterov = float(hparams["momentum"]), bool(hparams["nesterov"])
         made = compress(gradient, velocity, residual, kept, momentum, nesterov)
         self._next.pop(key, None)
@@ -333,7 +333,7 @@ def means_of(
     means: dict[Tensor, Tensor] = {}
     with naming_trainers():
         for own in alike.values():
-            kept = {p: dgc.ramp.kept(p.numel(), step) for p in own}
+            kept = {p: dgc.ramp.sent_count(p.numel(), step) for p in own}
             means |= (
                 _of_elements(sent, kept) if dgc.ramp.stage(step) is not None else _whole(sent, own)
             )

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _HybridModel:
     """The settings of a model that ``hybrid_parallel`` has made."""
 
     mesh: Any  # of parameters
@@ -51,7 +51,7 @@ class _Made:
 
 
 REDUCED = "_reduced_in_backward"  # an attribute of these models
-_made: WeakKeyDictionary[nn.Module, _Made] = WeakKeyDictionary()
+_made: WeakKeyDictionary[nn.Module, _HybridModel] = WeakKeyDictionary()
 
 
 def hybrid_parallel(
@@ -119,7 +119,7 @@ def hybrid_parallel(
         if here.degrees["sep"] > 1:
             replace_attention(part, _sequence_group(here))
         reduced = average_in_backward(part, mesh, strategy, anchors)
-    _made[result] = _Made(mesh, names, strategy.sharding_configs)
+    _made[result] = _HybridModel(mesh, names, strategy.sharding_configs)
     # the module that holds all that backward reduces; stored on the model itself, so that nothing
     # else keeps it alive
     object.__setattr__(result, REDUCED, tuple(reduced[:1]))

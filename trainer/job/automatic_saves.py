@@ -92,7 +92,7 @@ class AutomaticSaves:
         """Registers this part with a connection that has not been used yet."""
         self._script.connected(communicator)
         communicator.position.parts["saves"] = self._plain
-        communicator.position.taken["saves"] = self._take
+        communicator.position.restorers["saves"] = self._take
         communicator.joint.meanwhile = self._due.follow
 
     def _plain(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class AutomaticSaves:
 
     def _take(self, plain: Mapping[str, Any] | None) -> None:
         there = self._job.communicator
-        self._due.take(plain)
+        self._due.load(plain)
         if plain is not None and there is not None:
             there.joint.skip(plain["begun by"])
 
@@ -320,7 +320,7 @@ class AutomaticSaves:
                 found = self._script.found()
                 states = {name: each.state_dict() for name, each in found.items()}
                 trainers = {trainer: bounded_json.loads(text) for trainer, text in told.items()}
-                leases, of = job.samples.kept(), job.role.trainers
+                leases, of = job.samples.lease_state(), job.role.trainers
                 place = ScriptPlace(job.passes.count, states, trainers, leases, of)
                 if self._left_to_servers(steps, place):
                     return

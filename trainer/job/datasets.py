@@ -22,7 +22,7 @@ from trainer.environment.environment import CloudRoleMaker, Connection
 from trainer.job.collective import CollectiveJob
 from trainer.job.job import Job, present
 from trainer.job.report import counted
-from trainer.job.shared_values import gathered, met
+from trainer.job.shared_values import gathered, groups_of_trainers
 from trainer.samplers.leased_files import LeasedFiles, epoch_of
 from trainer.samplers.leased_pass import LeasedPass, leased_batches
 from trainer.samplers.lockstep_batches import LockstepBatches
@@ -314,6 +314,6 @@ def _connected(job: Job) -> ProcessGroups:
             "the trainers connect through the servers: expected fleet.distributed_optimizer before "
             "samples change trainers, or are divided among them"
         )
-    groups = met(job.communicator).groups
+    groups = groups_of_trainers(job.communicator).groups
     assert groups is not None, "there are other trainers"
     return groups

@@ -47,7 +47,7 @@ class DueSaves:
         """The state for another trainer to :meth:`take`, as JSON can hold it."""
         return {"schedule": self._schedule.plain(), "under way": self.meeting}
 
-    def take(self, plain: Mapping[str, Any] | None) -> None:
+    def load(self, plain: Mapping[str, Any] | None) -> None:
         """Takes the state of the others' saves; None if it is unknown."""
         self._theirs = plain
 

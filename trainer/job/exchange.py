@@ -55,9 +55,9 @@ class Exchange:
 
     def barrier(self, name: str) -> None:
         """Waits at a barrier for every trainer."""
-        self.told(name, None)
+        self.gather_texts(name, None)
 
-    def told(self, name: str, value: Any) -> list[Any]:
+    def gather_texts(self, name: str, value: Any) -> list[Any]:
         """Exchanges values: gives those of all live trainers, in the order of the trainers.
 
         Args:
@@ -101,7 +101,7 @@ class Exchange:
         """
         if self.size == 1:
             return [value]
-        found = [_unpacked(packed) for packed in self.told(name, _packed(value))]
+        found = [_unpacked(packed) for packed in self.gather_texts(name, _packed(value))]
         return [each.to(value.device) for each in found]
 
     def reduce(self, value: Tensor, kind: str) -> Tensor:

@@ -19,7 +19,7 @@ class FileSystem:
     def __init__(self) -> None:
         self._logins: list[Login] = []
 
-    def take(self, strategy: DistributedStrategy, process: ProcessSettings) -> None:
+    def log_in(self, strategy: DistributedStrategy, process: ProcessSettings) -> None:
         """Logs in, as a strategy asks.
 
         Args:

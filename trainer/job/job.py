@@ -77,7 +77,7 @@ from transpiler.param_attr import unclipped
 from transpiler.plan.lanes import describe
 from transpiler.plan.modes import SYNC
 from transpiler.plan.plan import Deployment, Plan
-from transpiler.plan.planner import Asked
+from transpiler.plan.planner import OptimizerRequest
 from transpiler.plan.settings import number as number_setting
 from transpiler.plan.settings import optional, refuse_type
 from transpiler.strategy.execution import dump_of, execution_of
@@ -362,7 +362,7 @@ def joint_plan(
         servers=max(1, len(role.server_endpoints)),
         tables=described,
         optimizers=[
-            Asked(
+            OptimizerRequest(
                 [group for group, owner in enumerate(owners) if owner == number],
                 lanes_of(each.strategy),
                 sent_as[number],
@@ -608,14 +608,14 @@ class Job:
         self._distributed: list[Distributed] = []
         self._hooks: list[RemovableHandle] = []  # refresh parameters before a forward pass
 
-    def take(self, strategy: DistributedStrategy | None) -> None:
+    def apply(self, strategy: DistributedStrategy | None) -> None:
         """Applies a strategy's settings for the whole job, as opposed to one optimizer, from now
         on.
         """
         if strategy is not None:
-            self.process.take(execution_of(strategy))
+            self.process.apply(execution_of(strategy))
             self.splits_data = self.splits_data and strategy.split_data
-            self._files.take(strategy, self.process)
+            self._files.log_in(strategy, self.process)
 
     def dump(self, optimizer: DistributedOptimizer, strategy: DistributedStrategy | None) -> None:
         """Dumps the steps of the last optimizer, if its strategy asks for it.
@@ -661,9 +661,9 @@ class Job:
 
     @property
     def is_first(self) -> bool:
-        """Whether this trainer is the leader; see :attr:`~trainer.senders.buffers.Roll.first`."""
+        """Whether this trainer is the leader (:class:`~trainer.senders.buffers.LiveTrainers`)."""
         there = self.communicator
-        return self.role.trainer_id == 0 if there is None else there.roll.is_first
+        return self.role.trainer_id == 0 if there is None else there.live.is_leader
 
     def announce(self) -> None:
         """Announces to the servers that this trainer has started; does nothing in other roles."""

@@ -132,7 +132,7 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
+class _SaveInProgress:
     """A save whose snapshot has been taken.
 
     Attributes:
@@ -225,7 +225,7 @@ class PartSaves:
         self._number += 1
         parts = [self._part(client, name, base) for client in communicator.clients]
         failure = self._begin(parts)
-        begun = _Begun(
+        begun = _SaveInProgress(
             name, base, self._number, rest, parts, failure is not None, communicator, store
         )
         self._thread = threading.Thread(
@@ -268,7 +268,7 @@ class PartSaves:
 
     # ---- the thread of a save ----
 
-    def _complete(self, begun: _Begun) -> None:
+    def _complete(self, begun: _SaveInProgress) -> None:
         """Completes the checkpoint; failures are logged."""
         path = self._folder.path_of(begun.name)
         try:
@@ -287,7 +287,7 @@ class PartSaves:
         if self._saved is None:
             self._folder.discard(begun.name, len(begun.parts))
 
-    def _written(self, path: str, begun: _Begun) -> Saved:
+    def _written(self, path: str, begun: _SaveInProgress) -> Saved:
         """Writes trainer 0's content, and the manifest."""
         found = [part.found() for part in begun.parts]
         return resume.write(
@@ -332,7 +332,7 @@ def _unserved(
     of buffers that travel with steps taken here.
     """
     plan, buffers = communicator.plan, communicator.buffers
-    written = communicator.written.suspected()
+    written = communicator.external_writes.suspected()
     placed = [p.name for p in plan.placements if p.group is None or p.name in written]
     found = {name: tensors[name] for name in placed}
     if plan.lanes[buffers.lane].kind.steps_on_trainer:

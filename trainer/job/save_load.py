@@ -74,7 +74,7 @@ def _save(job: Job, path: str, scheduler: Any | None, delta: bool) -> None:
     with jointly(optimizer, "fleet.save", "saved"):
         if job.is_first:
             optimizer.flush()  # includes the others' last steps
-            leases = job.samples.kept()
+            leases = job.samples.lease_state()
             write(job, path, scheduler, delta, {"leases": leases} if leases else None)
 
 

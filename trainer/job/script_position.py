@@ -80,7 +80,7 @@ class ScriptPosition:
         position = communicator.position
         position.settled = lambda: self._began and self._place is None
         position.parts["script"] = self._plain
-        position.taken["script"] = self._take
+        position.restorers["script"] = self._take
         communicator.joint.replays = True
         communicator.joint.noticed = self.passes.called
 

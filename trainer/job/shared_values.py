@@ -163,12 +163,12 @@ def _link(job: Job) -> Link:
         )
     communicator, rank, size = job.communicator, job.role.trainer_id, job.role.trainers
     if communicator.plan.outlives_trainers:
-        return ElasticLink(rank, size, gathered(communicator), lambda: communicator.roll.absent)
+        return ElasticLink(rank, size, gathered(communicator), lambda: communicator.live.absent)
     barrier = partial(communicator.barrier, "values of all trainers")
-    return ServedLink(rank, size, barrier, partial(met, communicator))
+    return ServedLink(rank, size, barrier, partial(groups_of_trainers, communicator))
 
 
-def met(communicator: Communicator) -> DenseAllreduce:
+def groups_of_trainers(communicator: Communicator) -> DenseAllreduce:
     """The dense all-reduce by which the trainers sum.  The first call, which all of them make,
     brings it up; it ends with the job.
     """
@@ -188,7 +188,7 @@ def gathered(communicator: Communicator) -> ElasticGroup:
             communicator.trainer_id,
             communicator.clients,
             communicator.barrier,
-            lambda: communicator.roll.absent,
+            lambda: communicator.live.absent,
             Connection.from_environment(),
             lambda: communicator.joint.past,
         )

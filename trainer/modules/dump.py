@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from pserver.onlookers import onlooker
-from pserver.storage.single_file import joined, written
+from pserver.storage.single_file import file_to_write, joined
 from transpiler.ir.close_names import close_names
 from transpiler.plan.plan import DumpSettings
 from transpiler.tracing.default_programs import Listener, listen
@@ -67,7 +67,10 @@ class DumpFiles:
         """
         self._last = step = max(self._last, steps) + 1
         name = f"step-{step:08d}{self._suffix}.jsonl"
-        with written(joined(self._folder, name)) as path, path.open("w", encoding="utf-8") as file:
+        with (
+            file_to_write(joined(self._folder, name)) as path,
+            path.open("w", encoding="utf-8") as file,
+        ):
             for line in self._lines(values, params):
                 file.write(json.dumps({"step": step, **line}, allow_nan=False) + "\n")
 

@@ -195,11 +195,11 @@ class JobSamples:
         if self._leases is None:
             self.restored = kept
 
-    def kept(self) -> str:
+    def lease_state(self) -> str:
         """The lease table for a checkpoint; "" without leases."""
         if self._leases is None:
             return ""
-        return self._leases.communicator.clients[0].leases.kept()
+        return self._leases.communicator.clients[0].leases.state()
 
 
 def _nothing() -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pserver.leases.epoch import Epoch, Lease, Range
-from trainer.data.batches import Array, Batch, Column, Columns, joined, taken, tensors_of
+from trainer.data.batches import Array, Batch, Column, Columns, joined, samples_at, tensors_of
 from trainer.data.datasets import NUMBER, Parses, SamplePlaces, SharedOrder, Shuffles, batch_bounds
 from trainer.data.pieces import Piece
 from trainer.samplers.leased_files import in_words
@@ -149,7 +149,7 @@ class HeldSamples:
             self._read(self._missing(np.concatenate((indices, wanted()))))
         rows = self._rows[np.searchsorted(self._sorted, indices)]
         slots = {name: column for name, column in self._columns.items() if name != NUMBER}
-        return taken(slots, rows)
+        return samples_at(slots, rows)
 
     def _missing(self, indices: Array) -> Array:
         """The indices that are not in memory, in order, each once."""
@@ -178,7 +178,7 @@ class HeldSamples:
                         "while a job reads it"
                     )
                 mine = pieces == piece
-                columns = taken(joined(each.blocks), places[mine])
+                columns = samples_at(joined(each.blocks), places[mine])
                 found.append(columns | {NUMBER: self._places.numbers(indices[mine])})
         self._take(joined(found))
         self._keep(self._columns)

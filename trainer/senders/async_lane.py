@@ -29,16 +29,16 @@ from pserver.errors import PServerError
 from pserver.leases.table import EpochRange
 from pserver.table.gradient import RowGradient
 from pserver.transport.arrays import Assignment, checksum
-from trainer.senders.buffers import TravellingBuffers
+from trainer.senders.buffers import SyncedBuffers
 from trainer.senders.parameters import ParameterSlices, PendingCopy, is_on_gpu
 from trainer.senders.pipeline import (
     Buffers,
     ConsumedSamples,
-    Departure,
-    LandedValues,
     PendingAssignments,
     Pulled,
+    ReceivedCopies,
     RequestPipeline,
+    SendTime,
     StagedValues,
     Tensors,
     difference,
@@ -54,8 +54,8 @@ from transpiler.plan.plan import Lane
 log = logging.getLogger(__name__)
 
 
-class AsyncLandings(LandedValues):
-    """See :class:`~trainer.senders.pipeline.Landings`.
+class AsyncReceived(ReceivedCopies):
+    """See :class:`~trainer.senders.pipeline.ReceivedValues`.
 
     Args:
         slices: of the lane.
@@ -85,7 +85,7 @@ class AsyncLandings(LandedValues):
 
     @property
     def keeps_memory(self) -> bool:
-        """See :class:`~trainer.senders.pipeline.Landings`, here and below."""
+        """See :class:`~trainer.senders.pipeline.ReceivedValues`, here and below."""
         return not self._in_place
 
     @property
@@ -150,7 +150,7 @@ class MergedSteps:
         hparams: of the last step.
         steps: the number of steps.
         assignments: the external writes before them, by slice.
-        departure: of the message that carries the assignments; None without assignments.
+        send_time: of the message that carries the assignments; None without assignments.
         alone: whether later steps stay out of this message.
         owned: whether the gradients are copies, in buffers of the lane.
         copies: copies from a GPU that may not be complete.
@@ -162,7 +162,7 @@ class MergedSteps:
     hparams: Hparams
     steps: int = 1
     assignments: Mapping[str, Assignment] = field(default_factory=dict)
-    departure: Departure | None = None
+    send_time: SendTime | None = None
     alone: bool = False
     owned: bool = False
     copies: list[PendingCopy] = field(default_factory=list)
@@ -172,7 +172,7 @@ class MergedSteps:
         """Copies the gradients: the script may write to its own as soon as the step is closed."""
         self.owned = True
         for name, gradient in self.gradients.items():
-            self.gradients[name] = buffers.take(name)
+            self.gradients[name] = buffers.acquire(name)
             if is_on_gpu(gradient):
                 way = slices.device_copy(gradient)
                 self.copies.append(way.to_host(gradient, self.gradients[name]))
@@ -197,7 +197,7 @@ class MergedSteps:
             if name in self.gradients:
                 self.gradients[name].add_(gradient.to("cpu"))
             else:
-                self.gradients[name] = buffers.take(name).copy_(gradient)
+                self.gradients[name] = buffers.acquire(name).copy_(gradient)
         for name, of_table in later.tables.items():
             self.tables[name] = (
                 self.tables[name].add_(of_table) if name in self.tables else of_table
@@ -233,7 +233,7 @@ class AsyncSender:
     """
 
     def __init__(
-        self, lane: Lane, slices: ParameterSlices, soft_wait_ms: int, buffers: TravellingBuffers
+        self, lane: Lane, slices: ParameterSlices, soft_wait_ms: int, buffers: SyncedBuffers
     ) -> None:
         self._lane, self._slices = lane, slices
         self._assignments: dict[str, Assignment] = {}  # of the step under way
@@ -258,7 +258,7 @@ class AsyncSender:
         self._waits = lane.send_queue_size == 1 or lane.staleness is not None or lane.kind.collects
         # values are received into the parameters themselves, as nothing computes meanwhile
         self._in_place = self._waits and not lane.independent_recv_thread
-        self.landed = AsyncLandings(slices, self._pipeline, self.drain, self._in_place)
+        self.received = AsyncReceived(slices, self._pipeline, self.drain, self._in_place)
         # whether a gradient outlives its step, after which the script writes to it again
         self._copies = lane.max_merge_var_num > 1 if lane.kind.collects else not self._waits
         self._saves = slices.bytes >= SMALL_BYTES
@@ -272,7 +272,7 @@ class AsyncSender:
 
     def destination(self, name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
         """The parameter's own memory if values are received in place, otherwise a buffer."""
-        if self._in_place and not self.landed.fetching:
+        if self._in_place and not self.received.fetching:
             return self._slices.destination(name)
         return self._pipeline.destination(name)
 
@@ -281,7 +281,7 @@ class AsyncSender:
         self._pipeline.start(channels, step)
         self._assignments, self._pending = {}, PendingAssignments()
         if not self._in_place:
-            self.landed.copy(self._slices.trained)
+            self.received.copy(self._slices.trained)
         if self._threads:
             return
         fetches = [self._fetch] if self._lane.independent_recv_thread else []
@@ -314,7 +314,7 @@ class AsyncSender:
         if overflow:
             step.gradients, step.tables, step.alone = {}, {}, True
         if step.assignments:
-            step.departure = self._pending.add(step.assignments)
+            step.send_time = self._pending.add(step.assignments)
         step.leases = self.consumed.close()
         self._closed = step
         with self._changed:
@@ -396,7 +396,7 @@ class AsyncSender:
         if not self._in_place:
             values, memory, message = self._staged.take_out()
             self._pending.write(values, message)
-            self._buffers.give_back(self.landed.replace(values, memory))
+            self._buffers.give_back(self.received.replace(values, memory))
             for name, value in values.items():
                 if self._slices.variable(name) not in self._slices.held_back:
                     self._slices.write(name, value)
@@ -425,7 +425,7 @@ class AsyncSender:
         """See :class:`~trainer.senders.pipeline.GradientLane`."""
         if self._lane.kind.collects and assignments:
             self.drain()  # sends the earlier steps
-        self.landed.assign(assignments)
+        self.received.assign(assignments)
         for name, assignment in assignments.items():
             earlier = self._assignments.get(name)
             self._assignments[name] = (
@@ -484,7 +484,7 @@ class AsyncSender:
             message.tables,
             message.steps,
             assignments=message.assignments,
-            leaves=partial(self._pending.left, message.departure),
+            leaves=partial(self._pending.left, message.send_time),
             leases=message.leases,
         )
         beside = {

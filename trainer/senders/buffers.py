@@ -38,7 +38,7 @@ from transpiler.plan.plan import Placement, Plan
 log = logging.getLogger(__name__)
 
 
-class Roll:
+class LiveTrainers:
     """One trainer's view of the live trainers.  Any thread may call it.
 
     Args:
@@ -52,9 +52,9 @@ class Roll:
 
     Example::
 
-        roll = Roll(3, own=1)
-        roll.learn(Absences(1, frozenset({0}), {0: 57}))
-        roll.is_first, roll.count    # True, 2
+        live = LiveTrainers(3, own=1)
+        live.learn(Absences(1, frozenset({0}), {0: 57}))
+        live.is_leader, live.count    # True, 2
     """
 
     def __init__(self, trainers: int, own: int, may_leave: bool = False) -> None:
@@ -80,7 +80,7 @@ class Roll:
         return self._known.absent
 
     @property
-    def first(self) -> int:
+    def leader(self) -> int:
         """The leader: trainer 0 while it is live, then the lowest-ranked live trainer of those that
         are in the job from the start.
         """
@@ -90,9 +90,9 @@ class Roll:
         return next((trainer for trainer in range(self.trainers) if trainer not in absent), 0)
 
     @property
-    def is_first(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this trainer is the leader."""
-        return self.first == self.own
+        return self.leader == self.own
 
     def learn(self, said: Absences) -> None:
         """Takes over the news from server 0, and logs preempted trainers.  Answers may arrive in
@@ -110,12 +110,14 @@ class Roll:
                 log.warning(
                     "trainer %d was preempted after step %d; %d of %d trainers continue%s",
                     *(trainer, step, self.count, self.trainers),
-                    f", and trainer {self.first} is now the leader" if trainer < self.first else "",
+                    f", and trainer {self.leader} is now the leader"
+                    if trainer < self.leader
+                    else "",
                 )
 
 
-def roll_of(plan: Plan, trainer: int, connection: Connection) -> Roll:
-    """The roll at the start of a job.
+def live_trainers_of(plan: Plan, trainer: int, connection: Connection) -> LiveTrainers:
+    """The live at the start of a job.
 
     Raises:
         ValueError: a grace period is set, and the others could not continue without a preempted
@@ -127,7 +129,7 @@ def roll_of(plan: Plan, trainer: int, connection: Connection) -> Roll:
             f"they do so for {plan.averaged[0]!r}"
         )
     may_leave = connection.grace_seconds > 0 or plan.outlives_trainers
-    return Roll(plan.trainers, trainer, may_leave)
+    return LiveTrainers(plan.trainers, trainer, may_leave)
 
 
 # ---- synced buffers ----
@@ -150,7 +152,7 @@ def travelling(plan: Plan, tensors: Mapping[str, Tensor]) -> list[Placement]:
     ]
 
 
-class TravellingBuffers:
+class SyncedBuffers:
     """Sends changed buffers with a lane's messages, and keeps received values until the script's
     thread takes them in.
 
@@ -161,7 +163,7 @@ class TravellingBuffers:
         placements: the synced buffers; may be empty.
         tensors: all live tensors by variable name.
         whose: the lane's ``buffers``.
-        roll: the live trainers.
+        live: the live trainers.
         lane: the lane that they travel with.
 
     Attributes:
@@ -173,7 +175,7 @@ class TravellingBuffers:
         placements: Sequence[Placement],
         tensors: Mapping[str, Tensor],
         whose: str,
-        roll: Roll,
+        live: LiveTrainers,
         lane: int = 0,
     ) -> None:
         self.placements, self.lane = list(placements), lane
@@ -181,7 +183,7 @@ class TravellingBuffers:
         self._variables = [placement.name for placement in placements]
         self._names = self._slices.slices_of(self._variables)
         self._averaged = {name for name in self._names if self._averages(name, whose)}
-        self._everything, self._roll = set(self._names), roll
+        self._everything, self._live = set(self._names), live
         self._known: dict[str, Tensor] = {}  # as they were after the last step, by slice
         self._lock = threading.Lock()  # guards the three below
         self._outgoing: dict[str, Tensor] = {}
@@ -190,11 +192,11 @@ class TravellingBuffers:
 
     @property
     def _sent(self) -> set[str]:
-        return self._everything if self._roll.is_first else self._averaged
+        return self._everything if self._live.is_leader else self._averaged
 
     @property
     def _received(self) -> set[str]:
-        return self._averaged if self._roll.is_first else self._everything
+        return self._averaged if self._live.is_leader else self._everything
 
     @property
     def receives(self) -> bool:

@@ -21,7 +21,7 @@ from pserver.client.replies import Reply
 from pserver.finite import is_finite
 from pserver.leases.table import EpochRange
 from pserver.table.gradient import RowGradient
-from trainer.senders.buffers import Roll, TravellingBuffers
+from trainer.senders.buffers import LiveTrainers, SyncedBuffers
 from trainer.senders.parameters import ParameterSlices
 from trainer.senders.pipeline import (
     Buffers,
@@ -56,7 +56,7 @@ class KStepSender:
     """
 
     def __init__(
-        self, lane: Lane, slices: ParameterSlices, hparams: Hparams, buffers: TravellingBuffers
+        self, lane: Lane, slices: ParameterSlices, hparams: Hparams, buffers: SyncedBuffers
     ) -> None:
         self._lane = lane
         self._slices = slices
@@ -218,7 +218,7 @@ class DiLoCoSender(KStepSender):
             steps,
             last,
             changes=changes,
-            leases=self.consumed.take(),
+            leases=self.consumed.claim(),
         )
         self.window = 0
         self._slices.flush_buffers()
@@ -272,12 +272,12 @@ class GeoSender(KStepSender):
         self,
         lane: Lane,
         slices: ParameterSlices,
-        roll: Roll,
+        live: LiveTrainers,
         hparams: Hparams,
-        buffers: TravellingBuffers,
+        buffers: SyncedBuffers,
     ) -> None:
         super().__init__(lane, slices, hparams, buffers)
-        self._roll = roll
+        self._live = live
         self._staged = StagedValues(self._buffers)
         self._messages: queue.SimpleQueue[tuple[Callable[[], Reply], Future[Reply]] | None] = (
             queue.SimpleQueue()
@@ -339,18 +339,18 @@ class GeoSender(KStepSender):
     def _send_changes(self) -> None:
         """Sends the changes since the last message."""
         # the number of trainers once: a heartbeat may change it in the middle
-        trainers, steps, self._taken = self._roll.count, self._taken, 0
+        trainers, steps, self._taken = self._live.count, self._taken, 0
         self._left += 1
         changed: Tensors = {}
         for name in self._slices.names:
             delta = torch.sub(
-                self._slices.read(name), self._known[name], out=self._buffers.take(name)
+                self._slices.read(name), self._known[name], out=self._buffers.acquire(name)
             ).div_(trainers)
             self._known[name].add_(delta)
             changed[name] = delta
         reply: Future[Reply] = Future()
         tables = {name: rows.end_window(trainers) for name, rows in self.tables.items()}
-        leases = self.consumed.take()
+        leases = self.consumed.claim()
         self._messages.put(
             (
                 partial(self._exchange, self._left, changed, self._hparams, tables, steps, leases),
@@ -394,7 +394,7 @@ class GeoSender(KStepSender):
 
     def _take(self) -> None:
         """Takes in the last reply; its message, and those before, are no longer under way."""
-        last = self._staged.take(self._move)
+        last = self._staged.apply(self._move)
         self._slices.flush_buffers()
         while self._outliers and self._outliers[0] <= (last or 0):
             self._outliers.popleft()
@@ -432,7 +432,7 @@ class GeoSender(KStepSender):
         """See :class:`LaneSender`.  Received values do not replace the script's external writes,
         unless this is the only live trainer: then the servers' values are its own.
         """
-        held = self._roll.count > 1 and bool(self.writes.names())
+        held = self._live.count > 1 and bool(self.writes.names())
         moved = [rows.note_moved() for rows in self.tables.values()]
         if self._taken or any(moved):
             self.wait_for_replies()
@@ -445,7 +445,7 @@ class GeoSender(KStepSender):
 
     def _drain_whole(self) -> None:
         self._drain_to(0)
-        for _ in range(ROUNDED if self._roll.count == 1 else 0):
+        for _ in range(ROUNDED if self._live.count == 1 else 0):
             own = ((self._slices.read(name), y) for name, y in self._known.items())
             if all(torch.equal(x, y) or not is_finite(x) for x, y in own):
                 break

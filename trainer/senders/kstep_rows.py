@@ -113,7 +113,7 @@ class GeoRows:
         self._pull = pull
         self._wait_for_replies = wait_for_replies
 
-    def asks(self, ids: torch.Tensor) -> torch.Tensor:
+    def ids_to_pull(self, ids: torch.Tensor) -> torch.Tensor:
         """The ids that were not looked up in this window yet; if there are some, waits until the
         servers may be asked.
         """

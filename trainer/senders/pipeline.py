@@ -39,8 +39,8 @@ from pserver.leases.table import EpochRange
 from pserver.onlookers import onlooker
 from pserver.table.gradient import RowGradient
 from pserver.telemetry.logs import RepeatedWarning
-from pserver.transport.arrays import Assignment, OutlierPush, PushNorm, l2_norm, said
-from trainer.senders.buffers import TravellingBuffers
+from pserver.transport.arrays import Assignment, OutlierPush, PushNorm, described, l2_norm
+from trainer.senders.buffers import SyncedBuffers
 from trainer.senders.parameters import ParameterSlices
 from transpiler.plan.plan import Lane
 
@@ -69,7 +69,7 @@ class ConsumedSamples:
         self._stepped += self._given
         self._given = []
 
-    def take(self) -> tuple[EpochRange, ...]:
+    def claim(self) -> tuple[EpochRange, ...]:
         """Takes the positions for the next message: all that steps have consumed and no message has
         reported.
         """
@@ -79,7 +79,7 @@ class ConsumedSamples:
     def close(self) -> tuple[EpochRange, ...]:
         """Takes the positions for a step that is closed and is a message of its own."""
         self.step()
-        return self.take()
+        return self.claim()
 
     def waiting(self, epoch: int) -> int:
         """The number of positions of an epoch that were given and are in no message."""
@@ -105,7 +105,7 @@ class ConsumedSamples:
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
 
-class LandedValues:
+class ReceivedCopies:
     """The last received values of some variables, by slice, in main memory.  The script's thread
     uses it.
 
@@ -287,7 +287,7 @@ class LaneSender(Protocol):
         """Counters, by name."""
 
 
-class Landings(Protocol):
+class ReceivedValues(Protocol):
     """The last received values of a lane's parameters, and the differences from them."""
 
     slices: ParameterSlices
@@ -326,7 +326,7 @@ class GradientLane(LaneSender, Protocol):
     see [Note: what a script writes] in writes.py.
     """
 
-    landed: Landings
+    received: ReceivedValues
 
     @property
     def arrived(self) -> bool:
@@ -398,7 +398,7 @@ class NonFiniteSteps:
     # ---- answers ----
 
     @onlooker("what servers say of values that are not finite")
-    def hear(self, reply: Reply, first: int, last: int) -> None:
+    def record(self, reply: Reply, first: int, last: int) -> None:
         """Counts and logs what the servers did with a message.
 
         Args:
@@ -428,7 +428,7 @@ class NonFiniteSteps:
 
 
 @dataclass(slots=True)
-class Departure:
+class SendTime:
     """The time at which a message left, as a message number.
 
     Attributes:
@@ -445,22 +445,22 @@ class PendingAssignments:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards the numbers of departures
-        self._under_way: list[tuple[Departure, Mapping[str, Assignment]]] = []
+        self._lock = threading.Lock()  # guards the numbers of send times
+        self._under_way: list[tuple[SendTime, Mapping[str, Assignment]]] = []
 
-    def add(self, assignments: Mapping[str, Assignment]) -> Departure:
+    def add(self, assignments: Mapping[str, Assignment]) -> SendTime:
         """Takes the assignments of one message, by slice."""
-        departure = Departure()
-        self._under_way.append((departure, assignments))
-        return departure
+        send_time = SendTime()
+        self._under_way.append((send_time, assignments))
+        return send_time
 
-    def left(self, departure: Departure | None, number: int) -> None:
+    def left(self, send_time: SendTime | None, number: int) -> None:
         """Notes that a message leaves now, with this number.  Without assignments it has no
-        departure.
+        send_time.
         """
-        if departure is not None:
+        if send_time is not None:
             with self._lock:
-                departure.number = number
+                send_time.number = number
 
     def write(self, values: Mapping[str, Tensor], message: int) -> None:
         """Writes the assignments that were sent after a message into the values of its reply;
@@ -471,9 +471,9 @@ class PendingAssignments:
         """
         with self._lock:
             self._under_way = [
-                (departure, assignments)
-                for departure, assignments in self._under_way
-                if departure.number is None or departure.number > message
+                (send_time, assignments)
+                for send_time, assignments in self._under_way
+                if send_time.number is None or send_time.number > message
             ]
         for _, assignments in self._under_way:
             for name, assignment in assignments.items():
@@ -559,7 +559,7 @@ class PushNorms:
     # ---- answers ----
 
     @onlooker("what servers say of norms")
-    def hear(self, reply: Reply, first: int, last: int) -> None:
+    def record(self, reply: Reply, first: int, last: int) -> None:
         """Counts and logs what the servers did with a message.
 
         Args:
@@ -574,7 +574,7 @@ class PushNorms:
         with self._lock:
             self.refused += self._refused(reply)
             for trainer, outliers in by_trainer.items():
-                text = f"{said(outliers)}: the servers {self._done(reply)} {steps}"
+                text = f"{described(outliers)}: the servers {self._done(reply)} {steps}"
                 self._warning.warn(trainer, text)
 
     def _refused(self, reply: Reply) -> bool:
@@ -595,7 +595,7 @@ class PushNorms:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Findings:
     """The findings of one step.
 
     Attributes:
@@ -607,7 +607,7 @@ class Found:
     norms: Mapping[str, PushNorm]
 
 
-class PushChecks:
+class GradientValidation:
     """The findings of a lane, and of its servers.  Any thread may call it.
 
     Args:
@@ -639,22 +639,22 @@ class PushChecks:
         self._norms.look_at_rows(tables)
         self._nonfinite.look_at_rows(tables)
 
-    def take_out(self, steps: int = 1) -> Found:
+    def take_out(self, steps: int = 1) -> Findings:
         """Takes the findings of the step; the next step may begin.
 
         Args:
             steps: the number that the message merges.
         """
-        return Found(self._nonfinite.take_out(), self._norms.take_out(steps))
+        return Findings(self._nonfinite.take_out(), self._norms.take_out(steps))
 
-    def hear(self, reply: Reply, first: int, last: int) -> Reply:
+    def record(self, reply: Reply, first: int, last: int) -> Reply:
         """Counts and logs what the servers did with a message, and returns their reply.
 
         Args:
             first, last: the steps of this lane that the message brought.
         """
-        self._norms.hear(reply, first, last)
-        self._nonfinite.hear(reply, first, last)
+        self._norms.record(reply, first, last)
+        self._nonfinite.record(reply, first, last)
         return reply
 
     def metrics(self) -> dict[str, float]:
@@ -681,7 +681,7 @@ class Buffers:
         self._lock = threading.Lock()  # guards _spare
         self._spare: Tensors = {}
 
-    def take(self, name: str) -> torch.Tensor:
+    def acquire(self, name: str) -> torch.Tensor:
         """An uninitialized buffer of the shape and dtype of a slice, or of a whole variable."""
         with self._lock:
             spare = self._spare.pop(name, None)
@@ -738,7 +738,7 @@ class RequestPipeline:
         lane: Lane,
         slices: ParameterSlices,
         buffers: Buffers,
-        model_buffers: TravellingBuffers,
+        model_buffers: SyncedBuffers,
     ) -> None:
         self.step = 0
         self.versions: dict[int, int] = {}
@@ -746,7 +746,7 @@ class RequestPipeline:
         self._slices = slices
         self._buffers = buffers
         self._model_buffers = model_buffers
-        self.checks = PushChecks(lane, slices)
+        self.checks = GradientValidation(lane, slices)
         self._steps = 0  # of the script, in all messages
         self._channels: list[Channel] = []
         # the memory that the values of the request under way may overwrite
@@ -764,7 +764,7 @@ class RequestPipeline:
         """The destination of a slice's value: memory that no other thread reads."""
         if name not in self._values:
             self._values[name] = (
-                self._reusable[name] if name in self._reusable else self._buffers.take(name)
+                self._reusable[name] if name in self._reusable else self._buffers.acquire(name)
             )
         return self._values[name]
 
@@ -833,7 +833,7 @@ class RequestPipeline:
                     steps=steps,
                 )
             first, self._steps = self._steps + 1, self._steps + steps
-            reply = self.checks.hear(first_of(replies), first, self._steps)
+            reply = self.checks.record(first_of(replies), first, self._steps)
             self.versions = {index: each.result().version for index, each in enumerate(replies)}
             self._model_buffers.arrived()
             return reply, self._values
@@ -926,7 +926,7 @@ class StagedValues:
             self._message = message
         self._buffers.give_back(outdated)
 
-    def take(self, write: Callable[[str, torch.Tensor, int], None]) -> int | None:
+    def apply(self, write: Callable[[str, torch.Tensor, int], None]) -> int | None:
         """Calls ``write(slice, value, message)`` for every staged value; their memory is given
         back.
 

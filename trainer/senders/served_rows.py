@@ -39,7 +39,7 @@ from pserver.telemetry.trace import SPANS, now
 from pserver.transport.arrays import checksum
 from pserver.transport.frames import DTYPES
 from trainer.embedding.rows import Arrived
-from trainer.senders.buffers import Roll
+from trainer.senders.buffers import LiveTrainers
 from transpiler.ir.tables import Table
 from transpiler.plan.plan import Plan
 
@@ -278,7 +278,7 @@ class ServedRows:
         self._lookups = lookups
         self._name = name
 
-    def asks(self, ids: torch.Tensor) -> torch.Tensor:
+    def ids_to_pull(self, ids: torch.Tensor) -> torch.Tensor:
         """See :class:`~trainer.embedding.rows.RowSource`."""
         return ids
 
@@ -319,7 +319,7 @@ class WrittenTables:
     Args:
         plan: of the job.
         lookups: of its tables.
-        roll: the live trainers.
+        live: the live trainers.
         drain: waits until everything sent has been applied.
         count: gives the number of a table's rows now, on all servers.
     """
@@ -328,11 +328,11 @@ class WrittenTables:
         self,
         plan: Plan,
         lookups: Lookups,
-        roll: Roll,
+        live: LiveTrainers,
         drain: Callable[[], None],
         count: Callable[[str], int],
     ) -> None:
-        self._plan, self._lookups, self._roll = plan, lookups, roll
+        self._plan, self._lookups, self._live = plan, lookups, live
         self._drain, self._count = drain, count
         self._waiting: dict[str, Rows] = {}  # written since the last step, in sync lanes
         self._sent: set[str] = set()  # those of them that the servers have
@@ -399,7 +399,7 @@ class WrittenTables:
 
     def send(self, lane: int) -> None:
         """Sends, on the leader, the rows that were written into a lane's tables to the servers."""
-        for name in self._of(lane) if self._roll.is_first else ():
+        for name in self._of(lane) if self._live.is_leader else ():
             if name not in self._sent:
                 self._assign(name, self._waiting[name])
                 self._sent.add(name)
@@ -461,7 +461,7 @@ class WritableRows(ServedRows):
         super().__init__(lookups, name)
         self._written = written
 
-    def asks(self, ids: torch.Tensor) -> torch.Tensor:
+    def ids_to_pull(self, ids: torch.Tensor) -> torch.Tensor:
         """See :class:`ServedRows`."""
         return ids[:0] if self._written.waits(self._name) else ids
 

@@ -15,18 +15,23 @@ from pserver.client.replies import Reply, first_of
 from pserver.dense.update import clip_coefficients
 from pserver.table.gradient import RowGradient
 from pserver.transport.arrays import Assignment, checksum
-from trainer.senders.buffers import Roll, TravellingBuffers
+from trainer.senders.buffers import LiveTrainers, SyncedBuffers
 from trainer.senders.parameters import ParameterSlices, PendingCopy, is_on_gpu
-from trainer.senders.pipeline import ConsumedSamples, LandedValues, PushChecks, checksums_of
+from trainer.senders.pipeline import (
+    ConsumedSamples,
+    GradientValidation,
+    ReceivedCopies,
+    checksums_of,
+)
 from transpiler.ir.rules import Clip
 from transpiler.plan.plan import Lane
 
 LOOK_SECONDS = 0.25  # between two calls of ``meanwhile``
 
 
-class SyncLandings(LandedValues):
+class SyncReceived(ReceivedCopies):
     """The last received values of a sync lane: between steps the servers have them.  See
-    :class:`~trainer.senders.pipeline.Landings`.
+    :class:`~trainer.senders.pipeline.ReceivedValues`.
 
     Args:
         slices: of the lane.
@@ -78,7 +83,7 @@ class SyncSender:
     Args:
         lane, slices: of this sender.
         clip: the plan's clipping, if servers clip.
-        roll: the live trainers.
+        live: the live trainers.
         buffers: the model's buffers, which travel with the lane's steps.
     """
 
@@ -87,13 +92,13 @@ class SyncSender:
         lane: Lane,
         slices: ParameterSlices,
         clip: Clip | None,
-        roll: Roll,
-        buffers: TravellingBuffers,
+        live: LiveTrainers,
+        buffers: SyncedBuffers,
     ) -> None:
         self._model_buffers = buffers
-        self._checks = PushChecks(lane, slices)
-        self.landed = SyncLandings(slices, lambda: [] if self._replies else self._channels)
-        self._roll = roll
+        self._checks = GradientValidation(lane, slices)
+        self.received = SyncReceived(slices, lambda: [] if self._replies else self._channels)
+        self._live = live
         self._assignments: dict[str, Assignment] = {}  # of the step under way
         self._loads: LoadedTables | None = None
         self._index = 0  # of the lane
@@ -183,7 +188,7 @@ class SyncSender:
         tables = {} if self._loads is None else self._loads.close(self._index)
         for server, channel in enumerate(self._channels):
             here = self._slices.here(server, assignments)
-            if self._roll.is_first or self._roll.may_leave:
+            if self._live.is_leader or self._live.may_leave:
                 channel.assign(self.step, here)
             buffers = self._model_buffers.assign(channel, server, self.step, leaving)
             absent = self._slices.on(server) - self._sent
@@ -211,7 +216,7 @@ class SyncSender:
             if any(reply.done() and reply.exception() for reply in replies):
                 break
             self.meanwhile()
-        reply = self._checks.hear(first_of(replies), self.step, self.step)
+        reply = self._checks.record(first_of(replies), self.step, self.step)
         self._slices.flush_buffers()
         self._model_buffers.arrived()
         if self._loads is not None:

@@ -237,7 +237,7 @@ log = logging.getLogger(__name__)
 EARLY_STEPS, EVERY = 3, 1000  # the steps in which everything is compared
 
 
-class WrittenValues:
+class ExternalWrites:
     """Finds the script's external writes.  See [Note: what a script writes].
 
     The script's thread calls it; with ``overlap`` also autograd's.
@@ -295,7 +295,7 @@ class WrittenValues:
             self._look(lane)
 
     def _look(self, lane: int) -> None:
-        step, landed = self._steps[lane], self._lanes[lane].landed
+        step, landed = self._steps[lane], self._lanes[lane].received
         counted, uncounted = self._suspects(lane)
         self._held_back.update(counted, uncounted)
         suspects = (
@@ -320,7 +320,7 @@ class WrittenValues:
         if everything:
             self._compared[lane] = step
 
-    def landed(self, lane: int) -> None:
+    def note_received(self, lane: int) -> None:
         """Notes the received values after a lane's step."""
         if lane in self._lanes:
             self._begun.discard(lane)
@@ -332,7 +332,7 @@ class WrittenValues:
 
     def _keep(self, lane: int) -> None:
         """Keeps copies of a lane's received values, if the next comparison will need them."""
-        landed = self._lanes[lane].landed
+        landed = self._lanes[lane].received
         if landed.keeps_memory:
             return
         if landed.keeps_copies or self._compares_everything(self._steps[lane] + 1):
@@ -343,7 +343,7 @@ class WrittenValues:
     # ---- between steps ----
 
     @contextmanager
-    def landing(self, lane: int | None = None, pulled: bool = False) -> Iterator[None]:
+    def receiving(self, lane: int | None = None, pulled: bool = False) -> Iterator[None]:
         """Protects external writes from values that are received inside, without a step.
 
         Args:
@@ -355,13 +355,14 @@ class WrittenValues:
         chosen = [
             index
             for index, sender in self._lanes.items()
-            if sender.landed.between_steps and (lane is None or (index == lane and sender.arrived))
+            if sender.received.between_steps
+            and (lane is None or (index == lane and sender.arrived))
         ]
         for index in chosen:
             self._hold_back(index, everything=lane is None)
         yield
         for index in chosen:
-            landed = self._lanes[index].landed
+            landed = self._lanes[index].received
             free = [name for name in self._landing(index) if name not in self._held_back]
             if landed.holds(free) and (pulled or not landed.keeps_memory):
                 landed.copy(free)
@@ -375,7 +376,7 @@ class WrittenValues:
         """Keeps received values off a lane's external writes."""
         counted, uncounted = self._suspects(lane)
         self._held_back.update(counted, uncounted)
-        landed, asked = self._lanes[lane].landed, self._landing(lane)
+        landed, asked = self._lanes[lane].received, self._landing(lane)
         if not (everything and landed.holds(asked)):
             asked = [name for name in asked if name in self._held_back]
         found = landed.differing(asked) if asked else {}
@@ -398,7 +399,7 @@ class WrittenValues:
         """Starts anew after the servers' values have been received into all variables."""
         self.release()
         for lane in self._lanes:
-            self.landed(lane)
+            self.note_received(lane)
 
     def release(self) -> None:
         """Lets all variables receive values again."""
@@ -411,7 +412,7 @@ class WrittenValues:
 
     def _landing(self, lane: int) -> list[str]:
         """The variables of a lane that receive values after a step."""
-        landed = self._lanes[lane].landed
+        landed = self._lanes[lane].received
         return [name for name in self._all_names(lane) if landed.slices.trains(name)]
 
     def _note(self, numbers: Iterable[int]) -> None:

@@ -34,7 +34,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pserver.storage.single_file import joined, written
+from pserver.storage.single_file import file_to_write, joined
 from trainer.checkpoint.export import export
 from trainer.collective.world import current_peers
 from trainer.modules.sparsity import is_masked
@@ -361,7 +361,7 @@ def _written(
     try:
         export(joined(directory, MODEL), tensors)
         if state is not None:
-            with written(joined(directory, OPTIMIZER)) as file:
+            with file_to_write(joined(directory, OPTIMIZER)) as file:
                 write_object(state, file)
     except OSError as error:
         return error

@@ -212,7 +212,7 @@ class Ramp:
 
     Example:
         >>> ramp = Ramp(2, 4, (0.75, 0.999))
-        >>> [ramp.kept(100_000, step) for step in (0, 2, 3, 4, 500)]
+        >>> [ramp.sent_count(100_000, step) for step in (0, 2, 3, 4, 500)]
         [None, 25000, 25000, 100, 100]
     """
 
@@ -227,7 +227,7 @@ class Ramp:
         number = (step - self.begin) * len(self.sparsity) // self.steps
         return self.sparsity[min(number, len(self.sparsity) - 1)]
 
-    def kept(self, elements: int, step: int) -> int | None:
+    def sent_count(self, elements: int, step: int) -> int | None:
         """The number of a tensor's elements that a step sends; None: all, uncompressed."""
         stage = self.stage(step)
         if stage is None:

@@ -421,7 +421,7 @@ class Named(NamedTuple):
     group: int | None
 
 
-class Asked(NamedTuple):
+class OptimizerRequest(NamedTuple):
     """The choices for one of the script's optimizers.
 
     Attributes:
@@ -477,7 +477,7 @@ def plan_parameters(
     graph: str = "",
     compression: Mapping[str, str] | None = None,
     tables: Sequence[Table] = (),
-    optimizers: Sequence[Asked] = (),
+    optimizers: Sequence[OptimizerRequest] = (),
 ) -> Plan:
     """The plan for variables and tables.
 
@@ -509,7 +509,7 @@ def plan_parameters(
             or a lane's pattern decides for no parameter.
     """
     lanes = lanes or uniform(Lane(_known(mode), merge=AUTO))
-    asked = list(optimizers) or [Asked(range(len(rules)), lanes, compression, clip)]
+    asked = list(optimizers) or [OptimizerRequest(range(len(rules)), lanes, compression, clip)]
     listed = [Named(name, tuple(shape), dtype, group) for name, shape, dtype, group in named]
     _check(listed, rules, trainers=trainers, servers=servers)
     averaged = tuple(
@@ -543,7 +543,7 @@ def plan_parameters(
     return _clipping(plan, [each.clip for each in asked])
 
 
-def _lost_trainer(asked: Sequence[Asked], averaged: Sequence[str]) -> str:
+def _lost_trainer(asked: Sequence[OptimizerRequest], averaged: Sequence[str]) -> str:
     """The ``lost_trainer`` of averages; of optimizers that differ, the first of "stop", "wait" and
     "go_on" that one has.
     """
@@ -585,7 +585,10 @@ def _undivided(
 
 
 def _laned(
-    asked: Sequence[Asked], listed: Sequence[Named], rules: Sequence[Rule], tables: Sequence[Table]
+    asked: Sequence[OptimizerRequest],
+    listed: Sequence[Named],
+    rules: Sequence[Rule],
+    tables: Sequence[Table],
 ) -> tuple[tuple[Lane, ...], list[int], tuple[Table, ...]]:
     """The lanes in use, the index of each updated variable's, and the tables with theirs."""
     check_unique(

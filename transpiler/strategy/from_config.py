@@ -52,7 +52,7 @@ def choices_of(
         ValueError: two settings contradict each other, or one has no effect; the message names all
             of them.
     """
-    said = config.said(sync_mode)
+    said = config.sync_requested(sync_mode)
     if strategy is None:
         return _by_configuration(config, said)
     check(strategy, "program")

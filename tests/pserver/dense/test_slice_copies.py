@@ -52,9 +52,9 @@ def test_copies_are_of_the_moment_in_which_they_are_taken(kind: str, steps_befor
     copies = SliceCopies(of)
     step(of, RULES[kind], 7)
     expected = {name: tensor.clone() for name, tensor in of.tensors()}
-    copies.take()
+    copies.copy()
     step(of, RULES[kind], 8)
-    found = copies.taken
+    found = copies.copies
 
     assert found.keys() == expected.keys() and len(expected) > 3
     for name, tensor in expected.items():
@@ -66,10 +66,10 @@ def test_what_was_written_is_given_up() -> None:
     of = store(RULES["adam"])
     step(of, RULES["adam"], 0)
     copies = SliceCopies(of)
-    copies.take()
-    whole = dict.fromkeys(copies.taken)
-    references = {name: weakref.ref(tensor) for name, tensor in copies.taken.items()}
-    held = [sum(each() is not None for each in references.values()) for _ in pieces(copies.taken)]
+    copies.copy()
+    whole = dict.fromkeys(copies.copies)
+    references = {name: weakref.ref(tensor) for name, tensor in copies.copies.items()}
+    held = [sum(each() is not None for each in references.values()) for _ in pieces(copies.copies)]
 
     assert held == [len(whole) - number for number in (0, *range(len(whole)))] and len(whole) > 5
-    assert not copies.taken and all(each() is None for each in references.values())
+    assert not copies.copies and all(each() is None for each in references.values())

@@ -18,7 +18,7 @@ def applied(norms: dict[str, float]) -> tuple[AppliedRounds, Member]:
     members, job = Membership(1, 0.0), Lifecycle()
     member = Member(0, "first", "tcp", 0.0)
     members.add(member)
-    member.watermark(0).take(1, 0)
+    member.watermark(0).begin(1, 0)
     rounds = AppliedRounds(0, members, JobLeases(members, job), JobSteps().lane(0))
     current = SyncRound(norms=norms, steps=(ProcessStep(Process(0, "first"), 1),))
     current.add(0, Contribution({}, {}, False))

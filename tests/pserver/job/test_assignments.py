@@ -39,7 +39,7 @@ def test_an_assignment_comes_before_the_gradient_of_its_step(
 ) -> None:
     """The server assigns, then takes the optimizer's step; the next step goes on from there."""
     trainer = Trainer(*served, plan_of(mode=mode), 0)
-    after = assignment.written(torch.ones(2, 3))
+    after = assignment.applied_to(torch.ones(2, 3))
     said = {"w": checksum(after)} if mode == "sync" else {}
 
     assign(trainer, 1, w=assignment)

@@ -23,7 +23,7 @@ from pserver.dense.slices import SliceCopies, SliceStore
 from pserver.errors import Busy, Refused, TimedOut, Unprepared, from_wire
 from pserver.job.job import PROTOCOL, Job, JobIdentity
 from pserver.job.program import InstalledProgram
-from pserver.lane.lane import LaneExecutor, LaneUpdates, Taken
+from pserver.lane.lane import LaneExecutor, LaneUpdates, PreparedSteps
 from pserver.lane.leases import JobLeases
 from pserver.lane.recording import Recording
 from pserver.lane.tables import LockedCut, LockedTable
@@ -86,14 +86,14 @@ PLACES: list[tuple[Any, str]] = [
     (InstalledProgram, "load_rows"),
     (InstalledProgram, "discard_snapshots"),
     (SparseTable, "load"),
-    (Taken, "begins"),
+    (PreparedSteps, "begins"),
     (Decisions, "staged"),
-    (LaneUpdates, "take"),
+    (LaneUpdates, "prepare"),
     (LaneSteps, "updated"),
     (LockedTable, "update"),
     (pserver.lane.lane, "UpdateTask"),
     (pserver.service.tensors, "done_of"),
-    (SliceCopies, "take"),
+    (SliceCopies, "copy"),
     (LockedTable, "cut"),
     (LockedCut, "__init__"),
     (TableCut, "_other_chunks"),

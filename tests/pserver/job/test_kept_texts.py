@@ -8,11 +8,11 @@ import pytest
 
 from pserver import wire_pb2 as wire
 from pserver.errors import Refused
-from pserver.job import gatherings
+from pserver.job import meeting_rounds
 from pserver.job.barriers import Barriers
 from pserver.job.kept_texts import MOST_OF_ONE, KeptTexts
 from pserver.job.program import MemoryBudget
-from pserver.job.topics import Topics
+from pserver.job.store import Store
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.members import Member, Membership
 
@@ -30,7 +30,7 @@ class Room:
             self.members.add(each)
         self.job = Lifecycle()
         self.barriers = Barriers(self.members, self.job, texts=texts)
-        self.topics = Topics(texts)
+        self.topics = Store(texts)
 
     def at_barriers(self, number: int) -> None:
         self.barriers.meet(self.there[1], f"{number}: x", 0.0, LONG)
@@ -75,9 +75,9 @@ def test_barriers_one_after_the_other_may_be_any_number() -> None:
 
 def test_who_comes_to_a_gathering_again_has_told_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last one; and none when the gathering is over."""
-    monkeypatch.setattr(gatherings, "WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(meeting_rounds, "WAIT_SECONDS", 0.0)
     room = Room(KeptTexts())
-    come = room.barriers.gatherings.come
+    come = room.barriers.meetings.join
     for _ in range(20):
         assert not come(room.there[1], wire.BarrierRequest(gathers=True, text=LONG)).passed
     assert room.texts.bytes_held < 5_000_000

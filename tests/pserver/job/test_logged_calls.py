@@ -44,7 +44,7 @@ class Calls:
     def apply(self, record: int) -> None:
         with self.job.lock:
             self.applied = record
-            self.quiesce.rested.tell()
+            self.quiesce.rested.notify()
 
     def begin(self, number: int, kind: str = "shrink") -> Future[str | None]:
         """A call comes; it is ready when this returns, or has ended."""

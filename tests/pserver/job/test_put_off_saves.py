@@ -31,7 +31,7 @@ def put_off(barriers: Barriers, job: Lifecycle, name: str = NAME) -> bool:
 
 def come(barriers: Barriers, member: Member, name: str = NAME) -> wire.BarrierReply:
     request = wire.BarrierRequest(session=member.session, name=name, text="place", apart=True)
-    return barriers.come(member, request)
+    return barriers.call(member, request)
 
 
 def test_who_waits_and_who_comes_later_are_told_the_same() -> None:
@@ -44,7 +44,7 @@ def test_who_waits_and_who_comes_later_are_told_the_same() -> None:
 
     again, _, _, (_, late) = room()
     for entry in json.loads(json.dumps(barriers.entries())):
-        again.take(*entry)
+        again.restore_entry(*entry)
     assert come(again, late).put_off == WHY and again.entries() == barriers.entries()
 
 

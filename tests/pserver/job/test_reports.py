@@ -72,10 +72,10 @@ def test_many_events_of_one_kind_leave_the_others() -> None:
     now = [10.0]
     events = Events(lambda: now[0])
     log = EventLog(logging.getLogger("test"), events)
-    log.say("joined 3", "trainer 3 joined", logging.INFO)
+    log.log("joined 3", "trainer 3 joined", logging.INFO)
     now[0] = 20.0
     for number in range(2 * KEPT):
-        log.say("refused", f"refused: {number}", logging.INFO)
+        log.log("refused", f"refused: {number}", logging.INFO)
     found = events.all()
 
     assert [(event.number, event.time, event.kind) for event in found[:2]] == [

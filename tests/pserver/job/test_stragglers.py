@@ -32,7 +32,7 @@ def members(*seconds: float) -> list[Member]:
     found = [Member(number) for number in range(len(seconds))]
     for member, each in zip(found, seconds, strict=True):
         for steps in (1, 5) if each else ():
-            member.pace.heard(report(steps, steps * each))
+            member.pace.record(report(steps, steps * each))
     return found
 
 
@@ -40,8 +40,8 @@ def test_what_a_trainer_waits_is_not_its_own() -> None:
     """The one for which the others wait is slow, though all steps take equally long."""
     waits, computes = Pace(), Pace()
     for steps in (10, 20):
-        waits.heard(report(steps, steps * 1.0, blocked=steps * 0.9))
-        computes.heard(report(steps, steps * 1.0))
+        waits.record(report(steps, steps * 1.0, blocked=steps * 0.9))
+        computes.record(report(steps, steps * 1.0))
 
     assert waits.seconds == pytest.approx(0.1) and computes.seconds == pytest.approx(1.0)
 
@@ -49,12 +49,12 @@ def test_what_a_trainer_waits_is_not_its_own() -> None:
 def test_a_pace_is_that_of_the_last_reports() -> None:
     """A long step of long ago counts no more; heartbeats without a step change nothing."""
     pace = Pace()
-    pace.heard(report(0, 0.0))
+    pace.record(report(0, 0.0))
     assert pace.seconds == 0.0
-    pace.heard(report(1, 60.0))
+    pace.record(report(1, 60.0))
     for steps in range(2, 12):
         for _ in range(3):
-            pace.heard(report(steps, 60.0 + 0.1 * steps))
+            pace.record(report(steps, 60.0 + 0.1 * steps))
 
     assert pace.seconds == pytest.approx(0.1)
 
@@ -65,7 +65,7 @@ def test_the_lane_that_takes_most_of_the_time_counts() -> None:
     for steps in (1, 2):
         quick = wire.LaneReport(steps=steps, step_seconds=0.1 * steps)
         slow = wire.LaneReport(steps=steps, step_seconds=0.7 * steps)
-        pace.heard(wire.TrainerReport(lanes=[quick, slow]))
+        pace.record(wire.TrainerReport(lanes=[quick, slow]))
 
     assert pace.seconds == pytest.approx(0.7)
 

@@ -88,7 +88,7 @@ def test_the_stripe_of_a_kept_place_is_not_divided() -> None:
     leases, first = leased_by_one(members, job)
     members.add(Member(1, "1", "tcp", 0.0))
     members.fence(Process(1, "1"), "trainer 1 has ended")
-    members.kept[1] = 10.0
+    members.reserved[1] = 10.0
 
     assert not leases.lease(first, WAITS).batches
     members.expire(11.0)

@@ -43,7 +43,7 @@ def test_an_event_wakes_those_that_stand_there_and_no_other() -> None:
         stands(other)
         with waits.lock:
             come.append(1)
-            told.tell()
+            told.notify()
         assert [each.result(SECONDS) for each in own] == [True, True]
         assert len(asked) == 1 and other.standing == 1 and not told.standing
         with waits.lock:
@@ -73,7 +73,7 @@ def test_an_event_may_tell_one_thread() -> None:
             stands(event, left)
             with waits.lock:
                 free[0] += 1
-                event.tell(1)
+                event.notify(1)
             eventually(lambda left=left: sum(each.done() for each in taken) == 4 - left)
 
 
@@ -112,7 +112,7 @@ def test_the_end_of_a_job_ends_every_wait(ends: str) -> None:
                 each.result(SECONDS)
 
 
-# ---- updates that come one by one: see [Note: going on] in update_task.py ----
+# ---- updates that come one by one: see [Note: going on] in tasks.py ----
 
 
 class Chain:

@@ -70,7 +70,7 @@ def test_a_call_is_in_the_log_when_every_server_is_ready() -> None:
     assert not say(0, other)
     coordinator.lose(FIRST, "silent", 2.0)
     assert not say(1, other) + say(0, other)
-    assert coordinator.standing(0).processes[0].calls == {"save": 2}
+    assert coordinator.snapshot(0).processes[0].calls == {"save": 2}
 
 
 def test_a_server_that_is_lost_is_ready_for_nothing() -> None:
@@ -217,10 +217,10 @@ def test_a_coordinator_that_takes_the_place_of_another_knows_what_it_knew(seed: 
                     coordinator.staged(server, told, float(count))
     other = Coordinator(2, [False, False], lambda lane: ())
     for entry in (*begins, *written):
-        other.take(*entry)
+        other.restore_entry(*entry)
 
-    assert [other.standing(each) for each in (0, 1)] == [
-        coordinator.standing(each) for each in (0, 1)
+    assert [other.snapshot(each) for each in (0, 1)] == [
+        coordinator.snapshot(each) for each in (0, 1)
     ]
     assert other.entries() == coordinator.entries()
     for last in (0, coordinator.last - 3, coordinator.last):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pserver.checkpoint import checkpoint
-from pserver.checkpoint.manifest import LIST, Kept, list_bytes
+from pserver.checkpoint.manifest import LIST, CompleteCheckpoint, list_bytes
 from pserver.launcher import supervisor
 from pserver.launcher.cluster import Cluster
 from pserver.launcher.lost_server import main, obstacle, part_of
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> str:
         with checkpoint.writing(tmp_path / name) as writer:
             writer.parts(parts, {})
             writer.commit({"step": step})
-        kept.append(Kept(name))
+        kept.append(CompleteCheckpoint(name))
     (tmp_path / LIST).write_bytes(list_bytes(kept))
     return str(tmp_path)
 

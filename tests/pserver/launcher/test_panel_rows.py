@@ -12,7 +12,7 @@ import pytest
 
 from pserver import wire_pb2 as wire
 from pserver.launcher.panel import STALE_SECONDS, Feed, ProcessLine, Progress, View, panel_rows
-from pserver.launcher.watch import NO_ANSWER, said
+from pserver.launcher.watch import NO_ANSWER, panel_answer
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "testdata" / "panel.txt"
@@ -74,9 +74,9 @@ def test_what_servers_say_becomes_a_view() -> None:
     feed = Feed()
     assert (feed.server(0, 0.0), feed.trainer(0), feed.version(0)) == ("", ("", None), None)
 
-    feed.take([said(status(10, 640, 0.5)), NO_ANSWER], now=100.0)
+    feed.update([panel_answer(status(10, 640, 0.5)), NO_ANSWER], now=100.0)
     first = feed.view("train", 1.0, [])
-    feed.take([said(status(30, 1920, 0.25)), NO_ANSWER], now=104.0)
+    feed.update([panel_answer(status(30, 1920, 0.25)), NO_ANSWER], now=104.0)
     second = feed.view("train", 5.0, [])
 
     assert first.progress == Progress(2, 10, 100, None) and first.samples_per_second is None
@@ -94,11 +94,11 @@ def test_what_a_trainer_does_is_shown() -> None:
     reply.trainers[0].activity = "saving"
     reply.trainers[1].state = "lost"
     feed = Feed()
-    feed.take([said(reply)], now=1.0)
+    feed.update([panel_answer(reply)], now=1.0)
     assert (feed.trainer(0), feed.trainer(1)) == (("saving", 10), ("lost", 10))
     assert feed.view("", 0.0, []).values["loss"] == math.inf
 
-    feed.take([NO_ANSWER], now=2.0)
+    feed.update([NO_ANSWER], now=2.0)
     assert (feed.trainer(0), feed.trainer(7)) == (("running", None), ("", None))
     assert feed.view("", 0.0, []).progress == Progress(2, 10, 100, None)
 
@@ -107,9 +107,9 @@ def test_a_new_pass_is_timed_anew() -> None:
     """The time left is that of the pass that runs; batches of unknown number have none."""
     feed = Feed()
     for now, batch, batches in ((1.0, 90, 100), (2.0, 100, 100), (9.0, 4, 100), (10.0, 14, 100)):
-        feed.take([said(status(batch, 0, 0.0, batches))], now=now)
+        feed.update([panel_answer(status(batch, 0, 0.0, batches))], now=now)
     assert feed.view("", 0.0, []).progress == Progress(2, 14, 100, 8.6)
 
-    feed.take([said(status(20, 0, 0.0, 0))], now=11.0)
-    feed.take([said(status(21, 0, 0.0, 0))], now=12.0)
+    feed.update([panel_answer(status(20, 0, 0.0, 0))], now=11.0)
+    feed.update([panel_answer(status(21, 0, 0.0, 0))], now=12.0)
     assert feed.view("", 0.0, []).progress == Progress(2, 21, 0, None)

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from pserver.launcher.cluster import Cluster
-from pserver.launcher.last_word import Question, Said, is_done, obstacle, states
+from pserver.launcher.last_word import EndAnswers, Question, is_done, obstacle, states
 from pserver.launcher.processes import killer
 from pserver.launcher.started_processes import StartedProcesses
 from pserver.launcher.supervisor import Failed, Next, RestartPolicy, Supervisor
@@ -114,7 +114,7 @@ def test_what_follows_a_lost_trainer_is_done_and_said(
     lines: list[str] = []
     lost, other = Lost(status, signalled), Running()
     watched = supervisor([other, lost], [])
-    watched.policy, watched.say = RestartPolicy(restarts, True), lines.append
+    watched.policy, watched.report = RestartPolicy(restarts, True), lines.append
     watched.ended.append(cast(Any, lost))
     begun: list[int] = []
     monkeypatch.setattr(watched.started, "start_again", begun.append)
@@ -160,7 +160,7 @@ def test_a_job_that_was_done_when_launch_asked_has_not_failed(
     """The others waited for nothing but the end of the lost one, and have ended well."""
     lost, running, lines = Lost(137, True), Running(), list[str]()
     watched = supervisor([running, lost], [])
-    watched.say = lines.append
+    watched.report = lines.append
     answered(watched, monkeypatch, took_part=took_part, goes_on=False)
     with pytest.raises(Failed):
         watched._follow(cast(Any, lost))
@@ -178,7 +178,7 @@ def test_one_that_is_killed_when_it_has_finished_ends_nothing(
     """Neither the job, which is done or goes on, nor does it begin again."""
     killed, lines = Lost(137, True), list[str]()
     watched = supervisor([killed, *others], [Ended(0)])
-    watched.say, watched.policy = lines.append, RestartPolicy(1, True)
+    watched.report, watched.policy = lines.append, RestartPolicy(1, True)
     watched.ended.append(cast(Any, killed))
     # servers that have ended with their job say nothing any more
     answered(watched, monkeypatch, took_part=False, goes_on=False, done=done)
@@ -254,7 +254,7 @@ def test_what_a_server_has_not_said_is_not_known(
     answers: list[tuple[str | None, str | None]], expected: tuple[bool | None, ...]
 ) -> None:
     """One that has said no is enough for a no; for a yes all are needed."""
-    said = Said.of([question(*each) for each in answers])
+    said = EndAnswers.of([question(*each) for each in answers])
 
     assert (said.took_part, said.done, said.goes_on) == expected
 
@@ -271,7 +271,7 @@ def test_no_answer_is_no_no(
     lost, lines, begun = Lost(1 if told else 137, not told), list[str](), list[int]()
     lost.told = told
     watched = supervisor([Running(), lost], [server])
-    watched.policy, watched.say = RestartPolicy(restarts, True), lines.append
+    watched.policy, watched.report = RestartPolicy(restarts, True), lines.append
     watched.ended.append(cast(Any, lost))
     monkeypatch.setattr(watched.started, "start_again", begun.append)
     answered(watched, monkeypatch)
@@ -292,7 +292,7 @@ def test_a_trainer_that_had_done_its_part_ends_no_job(
     """
     lost, lines = Lost(status, status > 128), list[str]()
     watched = supervisor([Ended(0) if done else Running(), lost], [Ended(0) if done else Running()])
-    watched.policy, watched.say = RestartPolicy(3, True), lines.append
+    watched.policy, watched.report = RestartPolicy(3, True), lines.append
     watched.ended.extend(cast(Any, watched.started.trainers.values()))
     if not done:
         answered(watched, monkeypatch, took_part=False, done=True, goes_on=True)
@@ -323,7 +323,7 @@ def test_a_trainer_that_was_lost_ends_no_job_that_is_done(
     lost, lines = Lost(1, False), list[str]()
     lost.told = "pserver.errors.TrainerLost: this trainer did not run for 10.1 s"
     watched = supervisor([Running() if going else Ended(0), lost], [Ended(servers)])
-    watched.policy, watched.say = RestartPolicy(3, True), lines.append
+    watched.policy, watched.report = RestartPolicy(3, True), lines.append
     watched.ended.append(cast(Any, lost))
     answered(watched, monkeypatch)
     if servers:
@@ -342,7 +342,7 @@ def test_what_ends_while_servers_are_asked_is_followed_then(
     """Of two trainers that die at once each is asked for, and none is forgotten."""
     trainers = [Running(), Lost(137, True), Lost(137, True)]
     watched = supervisor(cast(Any, trainers), [Running()])
-    watched.say = lambda text: None
+    watched.report = lambda text: None
 
     class Late(Asked):
         """Is answered when the other one's end was taken."""

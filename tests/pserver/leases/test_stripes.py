@@ -54,7 +54,7 @@ def test_intervals_are_a_set() -> None:
         assert intervals.covers(start, stop) == (between <= numbers)
         if draw.random() < 0.1:
             count = draw.randint(0, 9)
-            taken = {n for a, b in intervals.take(count) for n in range(a, b)}
+            taken = {n for a, b in intervals.pop(count) for n in range(a, b)}
             assert taken == set(sorted(numbers)[:count])
             numbers -= taken
         elif draw.random() < 0.5 and not between & numbers:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pserver.checkpoint import checkpoint
 from pserver.config import ServerConfig
-from pserver.operations.keys import acts
+from pserver.operations.keys import actions
 from pserver.service.server import Server
 from tests.support.one_parameter import Trainer
 
@@ -16,7 +16,7 @@ def test_save_and_drain(tmp_path: Path) -> None:
     with Server(ServerConfig()) as server:
         trainer = Trainer(server.endpoint)
         trainer.step(1, 1.0)
-        offered = acts([server.endpoint], str(tmp_path))
+        offered = actions([server.endpoint], str(tmp_path))
         said = offered["save"]()
         (folder,) = tmp_path.iterdir()
 

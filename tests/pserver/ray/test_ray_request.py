@@ -18,8 +18,8 @@ from pserver.ray.actor import (
     Ended,
     JobKeys,
     JobRequest,
-    Order,
-    SpokenLines,
+    LogLines,
+    StartRequest,
     captured_output,
     own_variables,
     public_bytes,
@@ -139,13 +139,13 @@ def test_a_job_is_protected_by_itself(
 
 def test_lines_are_told_once_and_in_order() -> None:
     """Answers are small, and the end is told last."""
-    spoken = SpokenLines()
+    spoken = LogLines()
     for number in range(3):
-        spoken.say(f"{number}" * (MOST_BYTES // 2))
+        spoken.add(f"{number}" * (MOST_BYTES // 2))
     spoken.ready("a:1")
     spoken.end(Ended(3))
 
-    first, second = spoken.news(0.0), spoken.news(0.0)
+    first, second = spoken.fetch(0.0), spoken.fetch(0.0)
 
     assert [line[0] for line in first.lines] == ["0", "1"] and first.ended is None
     assert [line[0] for line in second.lines] == ["2"] and second.ended == Ended(3)
@@ -154,21 +154,21 @@ def test_lines_are_told_once_and_in_order() -> None:
 
 def test_lines_that_nobody_fetches_are_bounded() -> None:
     """The newest stay; the others are counted."""
-    spoken = SpokenLines()
+    spoken = LogLines()
     for number in range(MOST_KEPT + 5):
-        spoken.say(str(number))
+        spoken.add(str(number))
 
-    news = spoken.news(0.0)
+    news = spoken.fetch(0.0)
 
     assert news.left_out == 5 and news.lines[0] == "5"
 
 
 def test_news_wake_who_waits_for_them() -> None:
     """A line is told when it comes, not when the time is over."""
-    spoken = SpokenLines()
-    threading.Timer(0.05, spoken.say, ["a line"]).start()
+    spoken = LogLines()
+    threading.Timer(0.05, spoken.add, ["a line"]).start()
 
-    assert spoken.news(30.0).lines == ("a line",)
+    assert spoken.fetch(30.0).lines == ("a line",)
 
 
 def test_what_a_function_prints_becomes_lines(capfd: pytest.CaptureFixture[str]) -> None:
@@ -189,7 +189,9 @@ def test_a_script_is_found_where_a_node_has_it(
     """At the driver's path, else below the folder that Ray has given the node; or it is said."""
     (tmp_path / "jobs").mkdir()
     monkeypatch.chdir(tmp_path)
-    order = Order({}, Credentials("token"), script="/of/driver/train.py", near="jobs/train.py")
+    order = StartRequest(
+        {}, Credentials("token"), script="/of/driver/train.py", near="jobs/train.py"
+    )
 
     with pytest.raises(FileNotFoundError, match=r"/of/driver/train.py on this node, or jobs/train"):
         script_here(order)

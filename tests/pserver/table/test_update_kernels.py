@@ -70,7 +70,7 @@ def test_every_rule_is_complete(kind: str):
     """Each rule of the table has a kernel, a deferred kernel exactly if it moves untouched rows, a
     class for users, and a test here.
     """
-    assert kind in ROW_UPDATES, "expected a kernel in update_kernels.py"
+    assert kind in ROW_UPDATES, "expected a kernel of this rule"
     assert (kind in DEFERRED_UPDATES) == (ROW_RULES[kind].untouched != "stay")
     assert kind in row_optimizers.BY_TYPE, "expected a class in trainer/row_optimizers.py"
     assert kind in CLASSES and kind in {rule.type for rule in RULES.values()}, "expected a test"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pserver.dense.compression import COMPRESSIONS, decode, encode, encoded_norm
-from pserver.transport.arrays import MOST_ROWS, OutlierPush, PushNorm, l2_norm, listed, said
+from pserver.transport.arrays import MOST_ROWS, OutlierPush, PushNorm, described, l2_norm, listed
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -54,7 +54,7 @@ def test_more_rows_are_no_larger_push() -> None:
 def test_what_is_said_of_outliers() -> None:
     """Trainer, step, variable, norm, history, rows; and that there are more."""
     emb = OutlierPush(1, 23, "emb", PushNorm(3e6, (42, 7)), 2.0)
-    assert said([emb]) == (
+    assert described([emb]) == (
         "step 23 of trainer 1 brings the norm 3e+06 of 'emb', 1.5e+06 times its history of 2 "
         "(rows 42, 7)"
     )

@@ -193,11 +193,11 @@ def test_slots_are_as_long_as_what_they_hold() -> None:
         size = draw.choice((1, 65, 300_000, shm.SLOT_BYTES - 1, shm.SLOT_BYTES))
         while not writer.has_room(size):
             read, expected = waiting.pop(0)
-            slot = reader.take(read)
+            slot = reader.next_slot(read)
             assert (slot[0], slot[-1]) == (expected, expected)
             reader.free(1)
             writer.free(1)
-        slot = writer.take(size)
+        slot = writer.next_slot(size)
         slot[0] = slot[-1] = mark % 251
         waiting.append((size, mark % 251))
         assert len(waiting) == writer.used

@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from pserver.web.server import Watched
+from pserver.web.server import JobView
 from pserver.wire_pb2 import StatusReply
-from tests.support.sightings import HERE, THERE, reply, sighting
+from tests.support.samples import HERE, THERE, reply, sample
 
 QUESTIONS = ("healthy", "limit", "slow", "model", "stop")
 Said = dict[str, tuple[str, str]]
 
 
-def answered(watched: Watched) -> Said:
+def answered(view: JobView) -> Said:
     """Verdict and sentence of each question."""
-    now = watched.page(0)["now"]
+    now = view.page(0)["now"]
     assert [each["question"] for each in now["answers"]] == [
         "Is it healthy?",
         "What limits it?",
@@ -34,15 +34,15 @@ def after(
     made: Callable[[float], StatusReply | None] = reply,
     other: Callable[[float], StatusReply | None] = reply,
 ) -> Said:
-    """The answers after a job of two servers was watched for some seconds.
+    """The answers after a job of two servers was view for some seconds.
 
     Args:
         made, other: what the servers say at each second.
     """
-    watched = Watched([HERE, THERE])
+    view = JobView([HERE, THERE])
     for second in range(seconds + 1):
-        watched.take(sighting(second, made(second), other(second)))
-    return answered(watched)
+        view.add(sample(second, made(second), other(second)))
+    return answered(view)
 
 
 def test_all_is_well() -> None:

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from pserver.launcher.cluster import free_port
-from pserver.web.server import Acts, PageServer, Watched
+from pserver.web.job_view import LogFiles
+from pserver.web.server import Actions, JobView, PageServer
 from pserver.web.views import MOST_POINTS, Curves
-from pserver.web.watched import LogFiles
 from tests.support.browser import browser, look, needed, violations
 from tests.support.launched import environment
-from tests.support.sightings import HERE, THERE, reply, sighting
+from tests.support.samples import HERE, THERE, reply, sample
 
 pytestmark = [needed, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 FRAME_MS = 100.0
@@ -72,9 +72,9 @@ def complaints(driver: Any) -> list[str]:
 def full(tmp_path: Path) -> Iterator[PageServer]:
     """A page with 10,000 points of each curve."""
     (tmp_path / "trainer-0.log").write_text("step 1\n")
-    watched = Watched([HERE, THERE], Curves())
+    view = JobView([HERE, THERE], Curves())
     for second in range(MOST_POINTS - 8):
-        watched.curves.add(
+        view.curves.add(
             5000.0 + second - MOST_POINTS,
             {
                 f"{name}/{number}": (second * 7919 % 1000) / (1 + number)
@@ -84,9 +84,9 @@ def full(tmp_path: Path) -> Iterator[PageServer]:
         )
     for second in range(8):
         replies = [reply(second, {0: 0.0, 1: 0.02}, values={"loss": 0.5}) for _ in range(2)]
-        watched.take(sighting(second, *replies))
-    acts = Acts({"save": lambda: "saved", "drain": lambda: "drains"}, "", lambda *_: None)
-    page = PageServer("127.0.0.1", 0, watched.page, LogFiles(tmp_path), acts)
+        view.add(sample(second, *replies))
+    acts = Actions({"save": lambda: "saved", "drain": lambda: "drains"}, "", lambda *_: None)
+    page = PageServer("127.0.0.1", 0, view.page, LogFiles(tmp_path), acts)
     yield page
     page.close()
 

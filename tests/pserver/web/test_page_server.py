@@ -19,8 +19,8 @@ from pserver.security.access import Access
 from pserver.security.tokens import Role, Secret
 from pserver.service.server import Server
 from pserver.web import server
-from pserver.web.server import MOST_OPEN, Acts, PageServer
-from pserver.web.watched import LogFiles
+from pserver.web.job_view import LogFiles
+from pserver.web.server import MOST_OPEN, Actions, PageServer
 from tests.support.cluster_keys import key_folder, keys_of
 from tests.support.visitor import Visitor
 from tests.support.waiting import eventually
@@ -54,7 +54,7 @@ def page(tmp_path: Path, told: Told, gate: threading.Event) -> Iterator[PageServ
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "trainer-0.log").write_text("one\ntwo\nthree\n")
     (tmp_path / "secret.log").write_text("secret")
-    acts = Acts({"save": save, "drain": drain}, "", lambda *said: told.append(said))
+    acts = Actions({"save": save, "drain": drain}, "", lambda *said: told.append(said))
     logs = LogFiles(tmp_path / "logs")
     page = PageServer("127.0.0.1", 0, lambda since: {"tick": since}, logs, acts)
     yield page
@@ -196,7 +196,7 @@ def test_a_page_over_tls(tmp_path: Path) -> None:
         0,
         lambda since: {},
         LogFiles(None),
-        Acts({}, "", lambda *_: None),
+        Actions({}, "", lambda *_: None),
         server.tls_context(str(folder)),
     )
     context = ssl.create_default_context(cadata=(folder / "authority.pem").read_text())
@@ -216,7 +216,7 @@ def test_a_port_that_is_taken(page: PageServer, visitor: Visitor) -> None:
     port = visitor.port or 0
     with pytest.raises(OSError, match=f"^web at 127.0.0.1:{port}: Address already in use$"):
         PageServer(
-            "127.0.0.1", port, lambda since: {}, LogFiles(None), Acts({}, "", lambda *_: None)
+            "127.0.0.1", port, lambda since: {}, LogFiles(None), Actions({}, "", lambda *_: None)
         )
 
 
@@ -289,7 +289,7 @@ def test_a_stranger_s_time_is_that_of_all_that_it_sends(
 ) -> None:
     """A byte now and then does not prolong it."""
     monkeypatch.setattr("pserver.web.server.SECONDS", 0.5)
-    acts = Acts({}, "", lambda *said: None)
+    acts = Actions({}, "", lambda *said: None)
     page = PageServer("127.0.0.1", 0, lambda since: {}, LogFiles(tmp_path), acts)
     try:
         [slow] = strangers(page, 1)

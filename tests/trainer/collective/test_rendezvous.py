@@ -319,9 +319,9 @@ def test_everyone_hears_from_whom_a_failure_came(store: TCPStore) -> None:
     nothing.
     """
     first, second, third = star(store, 3, 20.0)
-    second.tell("failed", "ValueError: no data")
+    second.announce("failed", "ValueError: no data")
     heard = [error_of(one) for one in (first, third)]
-    third.tell("failed", "a consequence")
+    third.announce("failed", "a consequence")
 
     assert [(type(error), str(error)) for error in heard] == [
         (JobFailed, "trainer 1 failed: ValueError: no data")

@@ -11,7 +11,7 @@ from torch import nn
 from tests.support.table_trainers import Servers
 from trainer import Constant, DistributedEmbedding, fleet
 from trainer.job.job import Job
-from trainer.senders.buffers import Roll
+from trainer.senders.buffers import LiveTrainers
 from transpiler import DistributedStrategy
 
 ROWS = 8192  # of two numbers: the parameter has a slice on each of two servers
@@ -48,7 +48,7 @@ def test_all_of_a_message_is_divided_by_one_number(
     (-CHANGE * model()).backward()
     counts = itertools.count(2)
     with monkeypatch.context() as patch:
-        patch.setattr(Roll, "count", property(lambda roll: next(counts)))
+        patch.setattr(LiveTrainers, "count", property(lambda live: next(counts)))
         optimizer.step()
     job.communicator.lanes[0].wait_for_replies()  # type: ignore[attr-defined]  # of geo
 

@@ -83,6 +83,6 @@ def test_two_assignments_of_one_slice_are_one() -> None:
     whole = Assignment(torch.zeros(4))
     before = torch.full((4,), -1.0)
 
-    assert some.followed_by(later).written(before).tolist() == [1, -1, 7, 8]
-    assert whole.followed_by(later).written(before).tolist() == [0, 0, 7, 8]
-    assert some.followed_by(whole).written(before).tolist() == [0, 0, 0, 0]
+    assert some.followed_by(later).applied_to(before).tolist() == [1, -1, 7, 8]
+    assert whole.followed_by(later).applied_to(before).tolist() == [0, 0, 7, 8]
+    assert some.followed_by(whole).applied_to(before).tolist() == [0, 0, 0, 0]

@@ -24,18 +24,18 @@ def test_a_reply_that_is_being_taken_in_is_not_over() -> None:
     assert own.idle
     own.put({"w": torch.ones(2), "b": torch.ones(1)}, {}, 7)
     assert not own.idle and not own.empty
-    assert own.take(lambda name, value, message: seen.append((name, message, own.idle))) == 7
+    assert own.apply(lambda name, value, message: seen.append((name, message, own.idle))) == 7
     assert seen == [("w", 7, False), ("b", 7, False)]
     assert own.idle and own.empty
-    assert own.take(lambda name, value, message: seen.append(name)) is None
+    assert own.apply(lambda name, value, message: seen.append(name)) is None
 
 
 def test_a_message_of_rows_alone_is_taken_too() -> None:
     """It brings no values, and has been answered all the same; once."""
     own = staged()
     own.put({}, {}, 3)
-    assert own.take(lambda name, value, message: None) == 3
-    assert own.take(lambda name, value, message: None) is None
+    assert own.apply(lambda name, value, message: None) == 3
+    assert own.apply(lambda name, value, message: None) is None
 
 
 def test_a_failed_take_is_over() -> None:
@@ -47,5 +47,5 @@ def test_a_failed_take_is_over() -> None:
         raise RuntimeError(name)
 
     with pytest.raises(RuntimeError, match="w"):
-        own.take(fail)
+        own.apply(fail)
     assert own.idle

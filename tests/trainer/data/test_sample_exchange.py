@@ -87,7 +87,7 @@ def test_a_sample_that_does_not_arrive_is_noticed(
             return found
         places = np.arange(len(found[NUMBER]))
         places = places[1:] if fault == "lost" else np.append(places[1:], places[1])
-        return datasets.taken(found, places)
+        return datasets.samples_at(found, places)
 
     monkeypatch.setattr(SampleExchange, "_round", broken)
     found = together(lambda rank, swap: swap.exchange(samples(rank), samples(rank)[NUMBER] % 3))

@@ -170,7 +170,7 @@ class Served:
         self.asked: list[list[int]] = []
         self.more = 0.0
 
-    def asks(self, ids: Tensor) -> Tensor:
+    def ids_to_pull(self, ids: Tensor) -> Tensor:
         return ids
 
     def pull(self, ids: Tensor, arrived: Arrived | None = None) -> Tensor:

@@ -41,7 +41,7 @@ class Source:
     def __init__(self, servers: Servers, table: str) -> None:
         self.servers, self.table = servers, table
 
-    def asks(self, ids: Tensor) -> Tensor:
+    def ids_to_pull(self, ids: Tensor) -> Tensor:
         return ids
 
     def pull(self, ids: Tensor, arrived: Arrived | None = None) -> Tensor:

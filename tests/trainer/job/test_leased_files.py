@@ -17,7 +17,7 @@ from pserver.leases.epoch import Account
 from pserver.service.server import Server
 from trainer import fleet
 from trainer.data import formats, pieces
-from trainer.data.batches import taken
+from trainer.data.batches import samples_at
 from trainer.job.job import present
 from trainer.samplers.sample_counts import SampleCounts
 from transpiler import DistributedStrategy
@@ -197,7 +197,7 @@ def test_samples_that_are_not_in_memory_are_read_again(
         expected = [batch["n"].tolist() for batch in batches]
     held = batches.held
     some = np.arange(0, SAMPLES, 3)
-    batches.keep(taken(held, some))  # as of one who has taken the place of a lost trainer
+    batches.keep(samples_at(held, some))  # as of one who has taken the place of a lost trainer
     for _ in range(2):
         seen = []
         for batch in batches:
@@ -207,7 +207,7 @@ def test_samples_that_are_not_in_memory_are_read_again(
         assert seen == expected
     assert caplog.text.count("reads 34 samples") == 1
     assert batches.get_memory_data_size() == SAMPLES
-    batches.keep(taken(held, some))
+    batches.keep(samples_at(held, some))
     Path(files[2]).write_text(Path(files[2]).read_text().replace("1 37\n", "1 3\n1 7\n"))
     with pytest.raises(ValueError, match=r"part-2: expected 4 samples, as when.* got 5"):
         list(batches)

@@ -44,7 +44,7 @@ def test_the_number_of_elements_is_the_written_one(
     sparsity: float, elements: int, kept: int
 ) -> None:
     """The whole part of (1 - sparsity) n, at least 1; not of what floats make of it."""
-    assert Ramp(0, 1, (sparsity,)).kept(elements, 5) == kept
+    assert Ramp(0, 1, (sparsity,)).sent_count(elements, 5) == kept
 
 
 @pytest.mark.parametrize("nesterov", [False, True], ids=["", "nesterov"])
@@ -58,7 +58,7 @@ def test_twenty_steps_equal_the_paper(nesterov: bool) -> None:
     u, v = torch.zeros(2, 1000, dtype=torch.float64)
     for step in range(20):
         gradient = torch.randn(20, 50, generator=generator, dtype=torch.float64)
-        kept = ramp.kept(1000, step)
+        kept = ramp.sent_count(1000, step)
         made = compress(gradient, velocity, residual, kept, 0.9, nesterov)
         velocity, residual = made.velocity, made.residual
 

@@ -183,7 +183,7 @@ def lost_steps_once_more(patch: pytest.MonkeyPatch) -> None:
     """Server 0 that comes back does not know the last record that it has written: a step is decided
     once more, or another one has its number.
     """
-    right, held = Coordinator.take, weakref.WeakKeyDictionary[Coordinator, Any]()
+    right, held = Coordinator.restore_entry, weakref.WeakKeyDictionary[Coordinator, Any]()
 
     def take(coordinator: Coordinator, kind: str, *what: Any) -> None:
         if kind == "record":
@@ -191,7 +191,7 @@ def lost_steps_once_more(patch: pytest.MonkeyPatch) -> None:
         if what:
             right(coordinator, kind, *what)
 
-    patch.setattr(Coordinator, "take", take)
+    patch.setattr(Coordinator, "restore_entry", take)
 
 
 def begins_anew(patch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ def test_the_true_offset_is_within_the_bound_however_unequal_the_ways() -> None:
         true, clock, at = draw.randrange(-(10**12), 10**12), ClockOffset(), 10**9
         for _ in range(draw.randrange(1, 9)):
             there, back = draw.randrange(10**6), draw.choice((0, draw.randrange(10**6)))
-            clock.heard(at, at + there + true, at + there + back)
+            clock.add_round(at, at + there + true, at + there + back)
             at += 10**7
         found = clock.estimate()
 
@@ -25,11 +25,11 @@ def test_the_shortest_round_counts_until_the_restart() -> None:
     """Half of its round trip is the bound; later and longer rounds change nothing."""
     clock = ClockOffset()
     assert clock.estimate() is None
-    clock.heard(0, 5_100, 400)
-    clock.heard(1_000, 6_010, 1_020)
-    clock.heard(2_000, 7_900, 3_000)
+    clock.add_round(0, 5_100, 400)
+    clock.add_round(1_000, 6_010, 1_020)
+    clock.add_round(2_000, 7_900, 3_000)
     assert clock.estimate() == Estimate(offset_ns=5_000, bound_ns=11, rounds=3)
     clock.restart()
-    clock.heard(2_000, 7_900, 3_000)
+    clock.add_round(2_000, 7_900, 3_000)
 
     assert clock.estimate() == Estimate(offset_ns=5_400, bound_ns=501, rounds=1)

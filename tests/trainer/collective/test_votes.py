@@ -6,17 +6,17 @@ import itertools
 
 import pytest
 
-from trainer.collective.standing import HELD, NONE, SEALED, Standing, Verdict, verdict_of
+from trainer.collective.vote import HELD, NONE, SEALED, Verdict, Vote, verdict_of
 
 
-def verdict(**standings: Standing) -> Verdict:
+def verdict(**standings: Vote) -> Verdict:
     """Of the trainers ``t0``, ``t1``, ..."""
     return verdict_of({int(name[1:]): each for name, each in standings.items()})
 
 
-def at(count: int, result: str = NONE, **more: object) -> Standing:
+def at(count: int, result: str = NONE, **more: object) -> Vote:
     """A trainer with so many counted averages, which servers number likewise."""
-    return Standing(f"process {more}", count, count, result, **more)  # type: ignore[arg-type]
+    return Vote(f"process {more}", count, count, result, **more)  # type: ignore[arg-type]
 
 
 def numbers(found: Verdict) -> list[int]:
@@ -46,7 +46,7 @@ def test_where_only_new_ones_are_left_nobody_has_the_values() -> None:
 
 def test_who_has_counted_an_average_tells_it_to_those_who_have_not() -> None:
     """A lost trainer's part counts for all then; a new process is let in when they have it."""
-    new = Standing("new", 0, 8, new=True)
+    new = Vote("new", 0, 8, new=True)
     found = verdict(t0=at(7), t1=at(8), t2=at(8), t3=new)
 
     assert (found.result_from, found.takers, found.again) == (1, {0}, False)
@@ -76,14 +76,14 @@ def test_held_results_stay_where_all_have_one() -> None:
 
 def test_a_new_process_that_a_step_needs_makes_all_average_it_again() -> None:
     """With the values before that step."""
-    found = verdict(t0=at(7, HELD), t1=at(7, HELD), t2=Standing("new", 0, 7, new=True))
+    found = verdict(t0=at(7, HELD), t1=at(7, HELD), t2=Vote("new", 0, 7, new=True))
 
     assert found.again and found.values_from == 0 and found.arrived == {2}
 
 
 def test_a_new_process_waits_until_the_step_before_its_first_is_settled() -> None:
     """The others go on without it until then."""
-    found = verdict(t0=at(7, HELD), t1=at(7, HELD), t2=Standing("new", 0, 8, new=True))
+    found = verdict(t0=at(7, HELD), t1=at(7, HELD), t2=Vote("new", 0, 8, new=True))
 
     assert numbers(found) == [0, 1] and found.waiting == {2} and not found.again
 
@@ -107,7 +107,7 @@ def test_all_end_when_all_say_so() -> None:
     """And nobody is new."""
     assert verdict(t0=at(7, ends=True), t1=at(7, ends=True)).over
     assert not verdict(t0=at(7, ends=True), t1=at(7)).over
-    assert not verdict(t0=at(7, ends=True), t1=Standing("new", 0, 7, new=True)).over
+    assert not verdict(t0=at(7, ends=True), t1=Vote("new", 0, 7, new=True)).over
 
 
 def test_a_group_stays_where_all_have_the_same() -> None:
@@ -138,6 +138,6 @@ def test_everybody_knows_what_to_do_in_every_case(count: int) -> None:
 
 def test_what_is_told_is_what_was_said() -> None:
     """As text."""
-    said = Standing("a", 3, 4, HELD, wants=True, group=2)
+    said = Vote("a", 3, 4, HELD, wants=True, group=2)
 
-    assert Standing.of(said.text()) == said
+    assert Vote.of(said.text()) == said

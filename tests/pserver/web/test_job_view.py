@@ -7,11 +7,11 @@ import math
 
 import pytest
 
-from pserver.web.server import Watched
+from pserver.web.job_view import Change
+from pserver.web.server import JobView
 from pserver.web.views import Curve, Curves, Point, lane_times
-from pserver.web.watched import Change
 from pserver.wire_pb2 import LaneStatus
-from tests.support.sightings import (
+from tests.support.samples import (
     COMPUTE,
     HERE,
     THERE,
@@ -19,7 +19,7 @@ from tests.support.sightings import (
     WIRE,
     event,
     reply,
-    sighting,
+    sample,
     table,
 )
 
@@ -50,7 +50,7 @@ def test_of_further_names_nothing_is_kept() -> None:
 def test_a_steps_time_is_divided() -> None:
     """Compute, waiting, wire and update are those of the steps between the two moments."""
     late = {0: 0.0, 1: 0.020}
-    times = lane_times(Change.between(sighting(1, reply(1, late)), sighting(3, reply(3, late))))
+    times = lane_times(Change.between(sample(1, reply(1, late)), sample(3, reply(3, late))))
     (lane,) = times
 
     assert lane.mode == "sync" and lane.steps_per_second == pytest.approx(10)
@@ -70,7 +70,7 @@ def test_the_slowest_server_counts() -> None:
         trainer.report.lanes[0].wait_seconds += 20 * 0.030
         trainer.report.lanes[0].blocked_seconds += 20 * 0.030
         trainer.report.lanes[0].step_seconds += 20 * 0.030
-    change = Change.between(sighting(1, reply(1), reply(1)), sighting(3, reply(3), slow))
+    change = Change.between(sample(1, reply(1), reply(1)), sample(3, reply(3), slow))
     (lane,) = lane_times(change)
 
     assert lane.answers[THERE] - lane.answers[HERE] == pytest.approx(0.030)
@@ -81,9 +81,7 @@ def test_staleness_is_a_mean() -> None:
     """Of the pushes between the two moments; the most is since the start."""
     before = LaneStatus(mode="async", stale_pushes=10, stale_steps=10, most_stale_steps=9)
     after = LaneStatus(mode="async", stale_pushes=14, stale_steps=22, most_stale_steps=9)
-    change = Change.between(
-        sighting(0, reply(0, lanes=[before])), sighting(1, reply(1, lanes=[after]))
-    )
+    change = Change.between(sample(0, reply(0, lanes=[before])), sample(1, reply(1, lanes=[after])))
     (lane,) = lane_times(change)
 
     assert (lane.staleness, lane.most_stale) == (3.0, 9)
@@ -94,24 +92,24 @@ def test_totals_of_two_starts_are_not_subtracted() -> None:
     again = reply(1, uptime_seconds=2.0)
     other = reply(9, run="second")
     for after in (again, other):
-        assert not Change.between(sighting(8, reply(8)), sighting(9, after)).seconds
+        assert not Change.between(sample(8, reply(8)), sample(9, after)).seconds
 
 
 def test_a_page_gets_what_is_new() -> None:
     """All at first, and then what is behind the tick that it knows; all of it is JSON."""
-    watched = Watched([HERE])
+    view = JobView([HERE])
     for second in range(3):
-        watched.take(sighting(second, reply(second, values={"loss": 1.0 - 0.1 * second})))
-    whole = watched.page(0)
+        view.add(sample(second, reply(second, values={"loss": 1.0 - 0.1 * second})))
+    whole = view.page(0)
     assert whole["tick"] == 3 and len(whole["curves"]["values/loss/1"]) == 3
     assert json.loads(json.dumps(whole, allow_nan=False))["tick"] == 3
 
-    watched.take(sighting(3, reply(3, values={"loss": math.nan})))
-    new = watched.page(3)
+    view.add(sample(3, reply(3, values={"loss": math.nan})))
+    new = view.page(3)
     assert new["curves"]["values/loss/0"] == [(5003.0, "nan")]
     assert new["curves"]["samples/all"][0][1] == pytest.approx(2 * 640)
     assert new["curves"]["progress/step"] == [(5003.0, 30.0)]
-    assert watched.page(4)["curves"] == {}
+    assert view.page(4)["curves"] == {}
     (server,), trainers = new["now"]["servers"], new["now"]["trainers"]
     assert server["in"] == pytest.approx(10_000) and server["memory"] == 2000
     assert [each["samples_per_second"] for each in trainers] == pytest.approx([640, 640])
@@ -121,14 +119,14 @@ def test_a_page_gets_what_is_new() -> None:
 
 def test_tables_are_summed_over_servers() -> None:
     """Rows by tier, and the part of lookups that found their row in memory."""
-    watched = Watched([HERE, THERE])
+    view = JobView([HERE, THERE])
     for second in range(3):
         counted = {"lookups": 100 * second, "lookups_disk": 20 * second, "cold": 5, "evicted": 2}
         part = table(50, **counted)
-        watched.take(
-            sighting(second, *(reply(second, tables=[part]) for _ in range(2))),
+        view.add(
+            sample(second, *(reply(second, tables=[part]) for _ in range(2))),
         )
-    (users,) = watched.page(0)["now"]["tables"]
+    (users,) = view.page(0)["now"]["tables"]
 
     assert (users["memory_rows"], users["disk_rows"], users["removed"]) == (90, 10, 4)
     assert users["bytes"] == 10_000 and users["hit_rate"] == pytest.approx(0.8)
@@ -138,22 +136,22 @@ def test_events_count_once() -> None:
     """Two servers tell the same; times are by the watcher's clock; a server that goes and comes
     again, or is another one, is told too.
     """
-    watched = Watched([HERE, THERE])
+    view = JobView([HERE, THERE])
     joined = [event(1, 1000.0, "joined", "trainer 0 joined")]
     # the second server's clock is an hour ahead
-    watched.take(
-        sighting(
+    view.add(
+        sample(
             1,
             reply(1, events=joined),
             reply(1, time=4601.0, events=[event(7, 4600.0, "joined", "trainer 0 joined")]),
         )
     )
-    watched.take(sighting(2, reply(2, events=joined), None))
-    watched.take(sighting(3, reply(3, events=joined), None))
-    watched.take(sighting(4, reply(4, events=joined), reply(4, uptime_seconds=1.0)))
-    watched.take(sighting(5, None, reply(5, uptime_seconds=2.0)))
-    watched.take(sighting(6, reply(6, events=joined), reply(6, uptime_seconds=3.0)))
-    events = watched.page(0)["events"]
+    view.add(sample(2, reply(2, events=joined), None))
+    view.add(sample(3, reply(3, events=joined), None))
+    view.add(sample(4, reply(4, events=joined), reply(4, uptime_seconds=1.0)))
+    view.add(sample(5, None, reply(5, uptime_seconds=2.0)))
+    view.add(sample(6, reply(6, events=joined), reply(6, uptime_seconds=3.0)))
+    events = view.page(0)["events"]
 
     assert [(each["kind"], each["time"]) for each in events] == [
         ("joined", 5000.0),
@@ -162,4 +160,4 @@ def test_events_count_once() -> None:
         ("unreachable", 5005.0),
         ("back", 5006.0),
     ]
-    assert [each["kind"] for each in watched.page(5)["events"]] == ["back"]
+    assert [each["kind"] for each in view.page(5)["events"]] == ["back"]

@@ -45,13 +45,13 @@ def test_an_earlier_stream_does_not_count_any_more() -> None:
     end = LinkEnd(Kind.RECORD, heard.append)
     with streams(2) as (earlier, later):
         end.attach(earlier, 1)
-        end.take(earlier, staged(1, b"one"))
+        end.receive(earlier, staged(1, b"one"))
         end.attach(later, 2)
         with pytest.raises(Unreachable, match="another stream"):
-            end.take(earlier, staged(2, b"from the earlier one"))
+            end.receive(earlier, staged(2, b"from the earlier one"))
         with pytest.raises(Unreachable, match="stream 1 of the link, and came after stream 2"):
             end.attach(earlier, 1)
-        end.take(later, staged(1, b"one", b"two"))
+        end.receive(later, staged(1, b"one", b"two"))
 
     assert heard == [b"one", b"two"]
 
@@ -70,11 +70,11 @@ def test_messages_of_two_streams_are_handed_out_in_their_order() -> None:
     end = LinkEnd(Kind.RECORD, received)
     with streams(2) as (earlier, later):
         end.attach(earlier, 1)
-        first = threading.Thread(target=end.take, args=(earlier, staged(1, b"one")))
+        first = threading.Thread(target=end.receive, args=(earlier, staged(1, b"one")))
         first.start()
         assert taking.wait(SECONDS)
         end.attach(later, 2)
-        second = threading.Thread(target=end.take, args=(later, staged(2, b"two")))
+        second = threading.Thread(target=end.receive, args=(later, staged(2, b"two")))
         second.start()
         second.join(0.05)
         going_on.set()
@@ -97,7 +97,7 @@ def test_after_the_end_nothing_is_handed_out() -> None:
     end = LinkEnd(Kind.RECORD, received)
     with streams(2) as (stream, later):
         end.attach(stream, 1)
-        thread = threading.Thread(target=end.take, args=(stream, staged(1, b"one", b"two")))
+        thread = threading.Thread(target=end.receive, args=(stream, staged(1, b"one", b"two")))
         thread.start()
         assert taking.wait(SECONDS)
         end.end()
@@ -107,7 +107,7 @@ def test_after_the_end_nothing_is_handed_out() -> None:
         assert heard == [b"one"]
         with pytest.raises(Unreachable, match="the link has ended"):
             end.attach(later, 2)
-        end.say(b"for nobody")
+        end.send(b"for nobody")
         thread.join(SECONDS)
 
 
@@ -121,9 +121,9 @@ def test_frames_that_contradict_others_break_the_stream(frame: Frame) -> None:
     end = LinkEnd(Kind.RECORD, lambda _: None)
     with streams(1) as (stream,):
         end.attach(stream, 1)
-        end.take(stream, staged(1, b"one"))
+        end.receive(stream, staged(1, b"one"))
         with pytest.raises(GarbledStream):
-            end.take(stream, frame)
+            end.receive(stream, frame)
 
 
 def test_what_is_on_its_way_is_bounded() -> None:

@@ -31,7 +31,7 @@ NONE, HELD, SEALED = "", "held", "sealed"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Vote:
     """The progress of a trainer: its averages, steps and group.
 
     Attributes:
@@ -66,7 +66,7 @@ class Standing:
         return json.dumps(asdict(self))
 
     @classmethod
-    def of(cls, text: str) -> Standing:
+    def of(cls, text: str) -> Vote:
         """The standing from the text that :meth:`text` gave."""
         return cls(**bounded_json.loads(text))
 
@@ -102,15 +102,15 @@ class Verdict:
     problem: str = ""
 
 
-def verdict_of(standings: Mapping[int, Standing]) -> Verdict:
-    """The verdict from the standings of the gathered trainers.
+def verdict_of(votes: Mapping[int, Vote]) -> Verdict:
+    """The verdict from the votes of the gathered trainers.
 
     Args:
-        standings: by trainer.
+        votes: by trainer.
     """
-    some_old = not all(each.new for each in standings.values())
-    old = {t: each for t, each in sorted(standings.items()) if not (some_old and each.new)}
-    if all(each.late for each in standings.values()):
+    some_old = not all(each.new for each in votes.values())
+    old = {t: each for t, each in sorted(votes.items()) if not (some_old and each.new)}
+    if all(each.late for each in votes.values()):
         return Verdict((), problem="no live trainer has the values that they average")
     top = max(each.count for each in old.values())
     first = {t: each for t, each in old.items() if each.count == top}
@@ -120,27 +120,27 @@ def verdict_of(standings: Mapping[int, Standing]) -> Verdict:
     source = next(iter(first if behind else sealed), None)
     step = max(each.step for each in first.values())
     arrived = frozenset(
-        t for t in standings.keys() - old.keys() if source is None and standings[t].step <= step
+        t for t in votes.keys() - old.keys() if source is None and votes[t].step <= step
     )
     members = sorted({*old, *arrived})
-    groups = {standings[t].group for t in members}
+    groups = {votes[t].group for t in members}
     lacks = any(each.result == NONE for each in old.values())
     return Verdict(
-        tuple(Member(t, standings[t].incarnation) for t in members),
+        tuple(Member(t, votes[t].incarnation) for t in members),
         arrived,
-        frozenset(standings.keys() - set(members)),
+        frozenset(votes.keys() - set(members)),
         len(groups) == 1 and 0 not in groups,
         min(first) if arrived else None,
         source,
         behind or frozenset(old.keys() - set(sealed) if sealed else ()),
         source is None and bool(decided or lacks or arrived),
         decided,
-        source is None and all(each.ends for each in standings.values()),
+        source is None and all(each.ends for each in votes.values()),
         "" if behind else _problem(old),
     )
 
 
-def _problem(old: Mapping[int, Standing]) -> str:
+def _problem(old: Mapping[int, Vote]) -> str:
     """The reason why an average that some want cannot be made; "" if it can."""
     gone = [t for t, each in old.items() if each.ends]
     wanting = [t for t, each in old.items() if each.wants]

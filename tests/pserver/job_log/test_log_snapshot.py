@@ -8,13 +8,13 @@ from pserver.job_log.coordinator import Coordinator
 from pserver.job_log.records import (
     Applied,
     Decided,
+    LogSnapshot,
     Loss,
     Process,
-    ProcessStanding,
+    ProcessSnapshot,
     ProcessStep,
     Record,
     Staged,
-    Standing,
     losses,
     records_bytes,
 )
@@ -65,38 +65,38 @@ def test_the_log_stands_where_its_last_record_does() -> None:
     coordinator.lose(FIRST, "silent", 2.0)
     coordinator.join(AGAIN, (2,), 2.0)
     coordinator.leave(SECOND, 7)
-    standing = coordinator.standing(1)
+    standing = coordinator.snapshot(1)
 
-    assert standing == Standing(
+    assert standing == LogSnapshot(
         8,
         (
-            ProcessStanding(FIRST, (), (2,), (22,), lost="silent"),
-            ProcessStanding(SECOND, (), (2,), (22,), left=True, preempted_after=7),
-            ProcessStanding(AGAIN, (2,), (2,), (0,)),
+            ProcessSnapshot(FIRST, (), (2,), (22,), lost="silent"),
+            ProcessSnapshot(SECOND, (), (2,), (22,), left=True, preempted_after=7),
+            ProcessSnapshot(AGAIN, (2,), (2,), (0,)),
         ),
     )
     assert [each.present for each in standing.processes] == [False, False, True]
-    assert Standing.of(standing.to_bytes()) == standing
+    assert LogSnapshot.of(standing.to_bytes()) == standing
 
 
 def test_records_are_no_standing() -> None:
     """A server that comes back may get some before; other bytes are refused."""
-    assert Standing.of(records_bytes([Record(1, 0.5, Decided(0))])) is None
+    assert LogSnapshot.of(records_bytes([Record(1, 0.5, Decided(0))])) is None
     with pytest.raises(ValueError, match="expected messages"):
-        Standing.of(b"\xff")
+        LogSnapshot.of(b"\xff")
 
 
 def test_what_is_lost_was_decided_and_is_not_in_the_save() -> None:
     """Of a process in the save what came after; of one that has joined since all; of one that had
     ended before, nothing.
     """
-    standing = Standing(
+    standing = LogSnapshot(
         99,
         (
-            ProcessStanding(FIRST, (0, 0), (10, 5), (100, 0), lost="it was"),
-            ProcessStanding(SECOND, (0, 0), (8, 8), (80, 0)),
-            ProcessStanding(AGAIN, (6, 6), (9, 6), (30, 0)),
-            ProcessStanding(THIRD, (7, 7), (9, 9), (20, 0)),
+            ProcessSnapshot(FIRST, (0, 0), (10, 5), (100, 0), lost="it was"),
+            ProcessSnapshot(SECOND, (0, 0), (8, 8), (80, 0)),
+            ProcessSnapshot(AGAIN, (6, 6), (9, 6), (30, 0)),
+            ProcessSnapshot(THIRD, (7, 7), (9, 9), (20, 0)),
         ),
     )
     saved = {AGAIN: [Applied(7, 12), Applied(6)], SECOND: [Applied(8, 80)]}

@@ -74,9 +74,9 @@ def test_spans_are_bounded_and_named_by_their_threads() -> None:
     thread = threading.Thread(target=serve, name="update_0")
     thread.start()
     thread.join()
-    kept, dropped = spans.taken()
+    kept, dropped = spans.drain()
 
     assert dropped == 1
     assert [span.track for span in kept] == ["script", "trainer 1, lane 0", "update_0"]
     spans.begin()
-    assert spans.taken() == ([], 0)
+    assert spans.drain() == ([], 0)

@@ -9,7 +9,7 @@ from pserver.job.barriers import check_room
 from pserver.job.kept_texts import KeptTexts
 
 
-class Topics:
+class Store:
     """The caller holds the job's lock.
 
     Args:
@@ -17,7 +17,7 @@ class Topics:
 
     Attributes:
         write: called with the first text, as JSON can hold it, before any trainer receives it: an
-            entry for :meth:`take`.  None: nothing is written down.
+            entry for :meth:`restore_entry`.  None: nothing is written down.
     """
 
     def __init__(self, texts: KeptTexts | None = None) -> None:
@@ -46,10 +46,10 @@ class Topics:
     # ---- see [Note: a coordinator that comes back] in pserver/job_log/coordinator.py ----
 
     def entries(self) -> list[list[Any]]:
-        """The entries for its replacement to :meth:`take`."""
+        """The entries for its replacement to :meth:`restore_entry`."""
         return [["said", topic, text] for topic, text in self._said.items()]
 
-    def take(self, kind: str, topic: str, text: str) -> None:
+    def restore_entry(self, kind: str, topic: str, text: str) -> None:
         """Restores another process's entries."""
         self._said[topic] = text
         self._texts.add(0, topic, text, checked=False)

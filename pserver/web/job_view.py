@@ -12,7 +12,7 @@ from typing import Any
 
 from pserver.wire_pb2 import LaneReport, LaneStatus, StatusReply, TableStatus
 
-# ---- sightings ----
+# ---- samples ----
 #
 # What servers have said at one moment, and what has changed between two of them.
 
@@ -22,7 +22,7 @@ START_SECONDS = 0.5  # by which two answers of one start may differ
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class Sample:
     """All servers at one moment.
 
     Attributes:
@@ -64,7 +64,7 @@ class Change:
     seconds: Mapping[str, float]
 
     @classmethod
-    def between(cls, first: Sighting, last: Sighting) -> Change:
+    def between(cls, first: Sample, last: Sample) -> Change:
         """The change between two moments, the earlier one first."""
         kept = [
             endpoint
@@ -158,14 +158,14 @@ class Change:
         return found
 
 
-def recent(sightings: Sequence[Sighting], seconds: float = RECENT_SECONDS) -> Change:
+def recent(samples: Sequence[Sample], seconds: float = RECENT_SECONDS) -> Change:
     """The changes of the last seconds: between the last moment and the first that is no older.
 
     Args:
-        sightings: in order; one or more.
+        samples: in order; one or more.
     """
-    last = sightings[-1]
-    first = next(each for each in sightings if each.time >= last.time - seconds)
+    last = samples[-1]
+    first = next(each for each in samples if each.time >= last.time - seconds)
     return Change.between(first, last)
 
 
@@ -198,7 +198,7 @@ def _report_between(before: LaneReport, after: LaneReport) -> LaneReport:
     )
 
 
-# ---- happenings ----
+# ---- events ----
 #
 # What has happened to a job: what servers tell, and what their watcher sees of them.
 
@@ -209,7 +209,7 @@ SAVED = "saved"
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class FeedEvent:
     """An event on the time axis.
 
     Attributes:
@@ -225,7 +225,7 @@ class Happening:
     text: str
 
 
-class Happenings:
+class EventFeed:
     """The last of them, in the order in which the watcher has learned of them.
 
     Attributes:
@@ -234,18 +234,18 @@ class Happenings:
 
     def __init__(self) -> None:
         self.saved_at: float | None = None
-        self._all: deque[Happening] = deque(maxlen=MOST)
+        self._all: deque[FeedEvent] = deque(maxlen=MOST)
         self._heard: dict[str, int] = {}  # by endpoint: the number of the last event
         self._down: set[str] = set()
         self._started: dict[str, float] = {}
 
     def add(self, tick: int, time: float, kind: str, text: str) -> None:
         """Adds an event."""
-        self._all.append(Happening(tick, time, kind, text))
+        self._all.append(FeedEvent(tick, time, kind, text))
         if kind == SAVED:
             self.saved_at = max(time, self.saved_at or 0.0)
 
-    def take(self, tick: int, before: Sighting, after: Sighting) -> None:
+    def compare(self, tick: int, before: Sample, after: Sample) -> None:
         """Adds the events between two moments."""
         for endpoint, reply in after.replies.items():
             known = self._started.setdefault(endpoint, started(reply))

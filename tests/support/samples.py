@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pserver.web.watched import Sighting
+from pserver.web.job_view import Sample
 from pserver.wire_pb2 import (
     Event,
     LaneReport,
@@ -95,13 +95,13 @@ def _trainer(
     )
 
 
-def sighting(second: float, *replies: StatusReply | None) -> Sighting:
+def sample(second: float, *replies: StatusReply | None) -> Sample:
     """All servers at a moment; None: a server that does not answer."""
     time = 5000.0 + second
     found = dict(zip((HERE, THERE), replies, strict=False))
     answered = {endpoint: each for endpoint, each in found.items() if each is not None}
     errors = {endpoint: "gone" for endpoint in found.keys() - answered.keys()}
-    return Sighting(time, answered, dict.fromkeys(answered, time), errors)
+    return Sample(time, answered, dict.fromkeys(answered, time), errors)
 
 
 def event(number: int, time: float, kind: str, text: str) -> Event:

@@ -56,7 +56,7 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Gathering:
+class MeetingRound:
     """A completed gathering.
 
     Attributes:
@@ -72,7 +72,7 @@ class Gathering:
     texts: Mapping[int, str] = field(default_factory=dict)
 
 
-class Gatherings:
+class MeetingRounds:
     """The gatherings of one job; see [Note: gatherings].  Any thread may call it.
 
     Args:
@@ -83,7 +83,7 @@ class Gatherings:
 
     Attributes:
         write: called with each that is over, as JSON can hold it, before any trainer receives it:
-            an entry for :meth:`take`.  None: nothing is written down.
+            an entry for :meth:`restore_entry`.  None: nothing is written down.
     """
 
     def __init__(
@@ -97,9 +97,9 @@ class Gatherings:
         self._texts = texts or KeptTexts()
         self.write: Callable[..., None] | None = None
         self._arrived: dict[str, Arrival] = {}  # by session, for the next one
-        self._last = Gathering()  # a trainer of a later one knows of this one
+        self._last = MeetingRound()  # a trainer of a later one knows of this one
 
-    def come(self, member: Member, request: wire.BarrierRequest) -> wire.BarrierReply:
+    def join(self, member: Member, request: wire.BarrierRequest) -> wire.BarrierReply:
         """Adds a trainer, which waits for the others for a second.
 
         Raises:
@@ -155,13 +155,13 @@ class Gatherings:
         there = self._there()
         needed = set(self._members.awaited())
         if not all(each.ends for each in there):
-            needed |= self._members.kept.keys() | self._members.arriving.keys()
+            needed |= self._members.reserved.keys() | self._members.arriving.keys()
         return sorted(needed - {each.member.trainer for each in there})
 
     def _close_if_all(self) -> None:
         if (there := self._there()) and not self._missing():
             processes = {process_of(each.member): each for each in there}
-            self._last = Gathering(
+            self._last = MeetingRound(
                 self._last.number + 1,
                 self._members.changes,
                 frozenset(processes),
@@ -178,12 +178,12 @@ class Gatherings:
     # ---- see [Note: a coordinator that comes back] in pserver/job_log/coordinator.py ----
 
     def entries(self) -> list[list[Any]]:
-        """The entries for its replacement to :meth:`take`."""
+        """The entries for its replacement to :meth:`restore_entry`."""
         last = self._last
         processes = [astuple(each) for each in sorted(last.processes)]
         return [["gathering", last.number, last.changes, processes, list(last.texts.items())]]
 
-    def take(
+    def restore_entry(
         self,
         kind: str,
         number: int,
@@ -193,4 +193,4 @@ class Gatherings:
     ) -> None:
         """Restores another process's entries."""
         were = frozenset(Process(trainer, incarnation) for trainer, incarnation in processes)
-        self._last = Gathering(number, changes, were, {trainer: text for trainer, text in texts})
+        self._last = MeetingRound(number, changes, were, {trainer: text for trainer, text in texts})
