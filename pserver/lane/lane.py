@@ -45,13 +45,13 @@ from pserver.job_log.records import Process, ProcessStep
 from pserver.lane.judge import NonFiniteSteps, OutlierPushes
 from pserver.lane.leases import JobLeases
 from pserver.lane.recorder import PendingEntry
-from pserver.lane.recording import Recording
+from pserver.lane.recording import LogRecording
 from pserver.lane.rounds import (
     Clipping,
     Contribution,
     DecidedSteps,
     Hparams,
-    Phase,
+    RoundPhase,
     SharedBuffers,
     SyncRound,
 )
@@ -60,7 +60,7 @@ from pserver.lane.values import AsyncSlices, Writing
 from pserver.membership.decisions import Decisions, Quiesce, process_of
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.members import Member, Membership, TrainerWait, wait_until_done
-from pserver.membership.waits import Event
+from pserver.membership.waits import WaitEvent
 from pserver.membership.watermark import Outcome, Watermark
 from pserver.telemetry.metrics import JobSteps, LaneSteps
 from pserver.telemetry.trace import now
@@ -133,7 +133,7 @@ class PreparedSteps:
     """
 
     steps: DecidedSteps
-    recording: Recording
+    recording: LogRecording
     kept: PendingEntry | None
 
     @property
@@ -171,7 +171,7 @@ class LaneUpdates:
         tables: Mapping[str, LockedTable],
         buffers: SharedBuffers,
         one_by_one: AsyncSlices,
-        recording: Recording,
+        recording: LogRecording,
     ) -> None:
         self._lane, self._updates, self._variables = lane, updates, variables
         self._locks, self._writing, self._tables = locks, writing, tables
@@ -183,7 +183,7 @@ class LaneUpdates:
         return SyncRound(self._lane.kind.outer_optimizer, self._lane.averages)
 
     def take_round(self, lane: int, current: SyncRound) -> PreparedSteps:
-        """See :meth:`take`; before anything of the round is merged.
+        """See :meth:`prepare`; before anything of the round is merged.
 
         Args:
             lane: the index of this one.
@@ -306,13 +306,12 @@ class LaneWaits:
             PServerError: what ended the job meanwhile.
         """
 
+        least = step - staleness
+
         def missing() -> list[int]:
             awaited = self._members.awaited(self._index)
-            return [
-                trainer for trainer in awaited if self._members.step(trainer, self._index) < step
-            ]
+            return [t for t in awaited if self._members.step(t, self._index) < least]
 
-        least = step - staleness
         self._wait(member, step, lambda: self.slowest() >= least, missing, self._nearer)
 
     def took(self, step: int) -> None:
@@ -350,7 +349,7 @@ class LaneWaits:
         step: int,
         done: Callable[[], bool],
         missing: Callable[[], list[int]],
-        event: Event,
+        event: WaitEvent,
     ) -> None:
         since = self._steps.traced_since
         wait = TrainerWait(member, f"lane {self._index}", f"step {step}", done, missing=missing)
@@ -363,9 +362,9 @@ class LaneWaits:
 # Steps of a lost trainer of which some lanes have their part, and others don't.
 #
 # In a job of several lanes each lane's step is a record of its own, as lanes never hold up one
-# another.  The samples count with the step of the first lane.  What a trainer's death leaves
-# undecided of the others' is counted here, and said. What trainers average among themselves is no
-# lane: averaged_steps.py counts what is only there.
+# another.  The samples count with the step of the first lane.  A lost trainer's steps that were
+# decided in some lanes but not in others are counted and reported here; averaged_steps.py does the
+# same for averages among trainers, which are no lane.
 
 
 def count_decided(members: Membership, lane: int, decided: Mapping[int, Contribution]) -> None:
@@ -415,7 +414,7 @@ class StagedStep:
     member: Member
     step: int
     contribution: Contribution
-    event: Event
+    event: WaitEvent
     time: float = 0.0
     record: int = 0
     turn: int = -1
@@ -573,7 +572,7 @@ class StagedSteps:
 
     def _wait(
         self,
-        event: Event,
+        event: WaitEvent,
         member: Member,
         done: Callable[[], bool],
         staged: StagedStep | None = None,
@@ -839,7 +838,7 @@ class LaneExecutor:
         held: Mapping[str, torch.Tensor],
         writing: Writing,
         steps: JobSteps,
-        recording: Recording,
+        recording: LogRecording,
     ) -> None:
         self.index, self.lane = index, lane
         self.updates, self.tables = updates, tables
@@ -1036,21 +1035,21 @@ class LaneExecutor:
             self._waits.wait_for_leader(current, lambda: current.goes_on)
             current.led = True
             clips = self._clips_by_norm and bool(current.counted)
-            merges = clips and current.phase is Phase.COLLECTING
-            current.phase = Phase.MERGING if merges else current.phase
+            merges = clips and current.phase is RoundPhase.COLLECTING
+            current.phase = RoundPhase.MERGING if merges else current.phase
         if not clips:
-            return self._apply(current, Phase.COLLECTING, {})
+            return self._apply(current, RoundPhase.COLLECTING, {})
         if merges:
             self._taken = self._take_round(current)
             norms = partial(current.measure, self.updates, self.tables)
             measure = self._steps.traced("merge", lambda _: norms(), self.version + 1)
             self._job.or_fail(partial(measure, ()))
             with self._job.lock:
-                current.phase = Phase.MERGED
+                current.phase = RoundPhase.MERGED
                 self._waits.moved.notify()
         if current.norms:
             return Clipping(current, current.norms)
-        return self._apply(current, Phase.MERGED, {})
+        return self._apply(current, RoundPhase.MERGED, {})
 
     def _take_round(self, current: SyncRound) -> PreparedSteps:
         return self._job.or_fail(lambda: self._updates.take_round(self.index, current))
@@ -1098,23 +1097,23 @@ class LaneExecutor:
             self._job.check_running()
         if clipping.scaled:
             return UpdateTask()
-        return self._apply(clipping.round, Phase.MERGED, coefficients)
+        return self._apply(clipping.round, RoundPhase.MERGED, coefficients)
 
     def _apply(
-        self, current: SyncRound, ready: Phase, coefficients: Mapping[str, float]
+        self, current: SyncRound, ready: RoundPhase, coefficients: Mapping[str, float]
     ) -> UpdateTask:
         """Begins the update of a sync round that is in the phase ``ready``, unless it has begun."""
         merge = self._steps.traced("merge", current.merge, self.version + 1)
         with self._job.lock:
             first = current.phase is ready
-            current.phase = Phase.APPLYING if first else current.phase
+            current.phase = RoundPhase.APPLYING if first else current.phase
         if first:
             self._job.or_fail(lambda: current.agree(self.variables, self.tables))
             taken = self._taken or self._take_round(current)
             taken.steps.coefficients, self._taken = coefficients, None
 
             def update(batch: Batch) -> None:
-                if ready is Phase.COLLECTING:
+                if ready is RoundPhase.COLLECTING:
                     merge(batch)
                 self._updates.update_round(current, taken.steps, batch)
 
@@ -1139,7 +1138,7 @@ class LaneExecutor:
 
         The caller holds the job's lock.
         """
-        current.phase, self.record = Phase.APPLIED, current.record
+        current.phase, self.record = RoundPhase.APPLIED, current.record
         self.version += 1 if current.counted else 0
         self._steps.applied(current.began)
         self._rounds.add(current)

@@ -249,6 +249,27 @@ def test_a_lost_trainer_does_not_hold_up_those_that_are_bounded(
         assert step.result(DEADLINE)[0].version == 2
 
 
+def test_a_bounded_step_waits_for_those_that_are_too_far_behind(served: Served) -> None:
+    """Not for the others that are behind it, too."""
+    job, _ = served
+    first, second, third = begun(served, trainers=3)
+    for each in (second, third):
+        each.ask(Frame(kind=Kind.PULL))  # its stream is there
+    object.__setattr__(job.installed().lanes[0].lane, "staleness", 1)
+    first.step(1, **ONES)
+    second.step(1, **ONES)
+    waits = job._members.by_trainer[0].waits
+    with ThreadPoolExecutor(1) as pool:
+        step = pool.submit(first.step, 2, **ONES)
+        while not waits:
+            assert not step.done()
+        with job.condition:
+            assert waits["lane 0"].missing() == [2]
+        third.step(1, **ONES)
+
+        assert step.result(DEADLINE)[0].committed
+
+
 def test_the_job_fails_when_its_last_trainer_is_lost(served: Served, clock: Clock) -> None:
     """Its values are kept."""
     job, _ = served
