@@ -107,7 +107,7 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     service/         the server's process, and its end of every stream
     client/          the trainer's end: control calls, streams, heartbeat
     web/             pserver web: one page that shows a job
-    operations/      pserver save, reset, keys
+    operations/      pserver save, reset, drain, replay, keys
     launcher/        pserver launch, plan, status, manifest
     job/             everything that trainers share on one server; locks
     lane/            the steps of one lane, from COMMIT to the new value
@@ -123,7 +123,7 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     cli/             flags and settings
     security/        rights of callers: roles, secrets, certificates
     table/           sparse tables: rows by id; pure but for the disk tier
-    config limits errors finite onlookers half_open running_clock polling
+    config limits errors finite onlookers side_business undone half_open running_clock polling
     own_packages side_business, and the generated messages
 
 ``client`` imports no room of the server (service, job, lane, dense), and these do not import
@@ -308,10 +308,9 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job/averaged_steps.py          averages of a lost trainer
     job/barriers.py                barriers of the past
     job/barriers.py                a save that is put off
-    job/coordination.py            a coordinator that comes back
     job/coordination.py            between a record and its samples
-    job/meeting_rounds.py              gatherings
     job/job.py                     what is lost
+    job/meeting_rounds.py          gatherings
     job/program.py                 a server's file
     job/program.py                 one moment
     job/script_position.py         where the others are
@@ -367,7 +366,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     membership/watermark.py        far beyond its history
     membership/watermark.py        exactly once
     onlookers.py                   onlookers
-    operations/replay.py           a server that comes back
+    operations/replay.py           two files of one server
     own_packages.py                imports of a hidden package
     running_clock.py               one's own pause
     security/keys.py               asked before gRPC

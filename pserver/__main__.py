@@ -279,18 +279,18 @@ def run_web(arguments: argparse.Namespace) -> int:
     beyond = not is_loopback(arguments.host)
     checked(lambda: check_protected("--host", page, keys, insecure))
     # here, because they import gRPC, torch and rich, and --help does not need them
-    from pserver.operations import keys as from_page
+    from pserver.operations.page_actions import actions
     from pserver.web import server as web
 
     logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
-    settings = web.Settings(
+    settings = web.PageSettings(
         endpoints,
         arguments.host,
         arguments.port,
         Path(arguments.log_dir) if arguments.log_dir else None,
         keys if beyond else None,
         access_of,
-        from_page.actions(endpoints, arguments.save_dir, access_of),
+        actions(endpoints, arguments.save_dir, access_of),
         arguments.read_only,
     )
     return checked(lambda: web.serve(settings))

@@ -131,45 +131,8 @@ Glossary
 The essays
 ----------
 
-Each stands in its file; code that relies on one says ``See [Note: ...]``::
-
-    compat/        scope               two kinds of scopes
-    gradients/     step                whose overflow
-                   gradient_merge      an overflow in a window
-                   averaging           a step of both
-    collective/    rendezvous          gloo at exit; who is lost; whose frames
-                   process_groups      no timeout on progress
-                   data_parallel       errors in backward
-                   gradient_sums       float16 between trainers
-                   buckets             the last bucket
-                   local_sgd           adaptive steps; an average in between
-                   group_sums          one layout
-                   vote                which average counts
-                   elastic_means       averages that outlive a trainer
-                   values              the same call
-    embedding/     embedding           how a table trains
-                   proxy               a scalar gradient for rows; minus zero; steps without
-                                       servers; clamps of a norm
-                   joined_lookups      one request a forward
-                   rows                staleness of a cached row; four to a set
-                   conversion          references to a moved weight
-    nn/            sequence            offsets in a program
-    senders/       async_lane          how far ahead
-                   kstep_lane          geo; what arrives
-                   kstep_rows          geo, row by row; diloco, row by row
-                   pipeline            one buffer there and back
-                   parameters          destinations; what waits for what
-                   writes              what a script writes
-    communicator/  gradient_changes    clipping before the mean
-    executor/      collective_runtime  rendezvous again
-    checkpoint/    export              an exported table
-    modules/       sparsity            zeros that stay
-                   sync_batch_norm     sums of a batch norm; who is in which batch norm
-    sharding/      units               reads outside a unit; runs of a segment; units
-    hybrid/        mesh                two meshes
-    job/           job                 several optimizers
-    samplers/      part                equal numbers of batches
-    metrics/       metric              states of a metric
+An essay stands in the file that it is about; code that relies on one says ``See [Note: ...]``.
+``docs/notes.md`` lists them.
 """
 
 from importlib import import_module

@@ -13,8 +13,8 @@ from transpiler.plan.placement import Dispatcher, RoundRobin
 from transpiler.plan.plan import COMPRESSIONS
 from transpiler.plan.settings import (
     A_SYNC_CONFIGS,
-    Kind,
     Setting,
+    ValueKind,
     count,
     dict_from_patterns,
     flag,
@@ -31,7 +31,7 @@ _WITHOUT = ("nccl2", "collective")
 _EVERY = (*_WITH_SERVERS, *_WITHOUT)
 
 
-def _dispatcher() -> Kind:
+def _dispatcher() -> ValueKind:
     words = "a class with a method dispatch (RoundRobin, HashName, SizeBalanced, or your own)"
 
     def check(name: str, value: Any) -> type[Any]:
@@ -41,7 +41,7 @@ def _dispatcher() -> Kind:
             refuse_range(name, words, value)
         return value
 
-    return Kind("class", "with a method dispatch", check)
+    return ValueKind("class", "with a method dispatch", check)
 
 
 # Keys of a strategy that are fields of the same name.  Embeddings move before a model is captured.

@@ -8,7 +8,7 @@ from trainer.environment.environment import (
     OTHER_LAUNCHERS,
     WITH_SERVERS,
     WITHOUT_SERVERS,
-    Variable,
+    EnvironmentVariable,
 )
 
 PAGE = "environment.md"
@@ -39,7 +39,7 @@ def pages() -> dict[str, str]:
     return {PAGE: filled(PAGE, lambda mark: variables(TABLES[mark]))}
 
 
-def variables(described: tuple[Variable, ...]) -> str:
+def variables(described: tuple[EnvironmentVariable, ...]) -> str:
     """One table; the column of servers only where one of them reads something."""
     roles = ("trainer", "server") if any(each.server for each in described) else ("trainer",)
     rows = [

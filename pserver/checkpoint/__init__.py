@@ -3,7 +3,7 @@
 In reading order::
 
     checkpoint  saves and loads; reads and writes part by part; a table's rows in chunks
-    manifest    ``checkpoint.json``, chains of checkpoints, which old files stay
+    manifest    ``checkpoint.json``, and its commit, which makes a checkpoint complete; chains
 
 Servers (``pserver.job.job_files``) and trainers (``trainer.checkpoint``) use it.
 

@@ -59,9 +59,9 @@ import torch
 from pserver.checkpoint import manifest
 from pserver.checkpoint.manifest import (
     Base,
+    FileChunk,
     Manifest,
     Parts,
-    Piece,
     WholeTensor,
     by_file,
     check_vacant,
@@ -210,7 +210,7 @@ class RowFiles:
         self._name = ""
         self._file: NewFile | None = None
 
-    def add(self, chunk: Mapping[str, np.ndarray]) -> Piece:
+    def add(self, chunk: Mapping[str, np.ndarray]) -> FileChunk:
         """Writes a chunk.
 
         Raises:
@@ -223,7 +223,7 @@ class RowFiles:
         begin = self._files[self._name]["size"]
         size, checksum = write_pieces(columns, file.write)
         self._files[self._name]["size"] += size
-        return Piece(self._name, begin, size, checksum, rows(chunk))
+        return FileChunk(self._name, begin, size, checksum, rows(chunk))
 
     def _open(self) -> NewFile:
         """The file that is being written."""
@@ -252,7 +252,7 @@ class RowFiles:
             self._file = None
 
 
-def read(place: Place, piece: Piece) -> Chunk:
+def read(place: Place, piece: FileChunk) -> Chunk:
     """Reads the chunk in a part of a file.
 
     Raises:
@@ -494,7 +494,7 @@ class Writer:
     def __init__(self, place: Place, base: Base | None, before: bytes | None) -> None:
         self._place, self._base, self._before = place, base, before
         self._files: dict[str, Any] = {}
-        self._tables: dict[str, list[Piece]] = {}
+        self._tables: dict[str, list[FileChunk]] = {}
         self._rows = RowFiles(place, self._files)
         self._parts: Parts | None = None
         self._content: bytes | None = None
@@ -567,7 +567,7 @@ class Writer:
         """
         if table in self._tables:
             raise ValueError(f"{self._place}: expected each table once, got {table!r} again")
-        pieces: list[Piece] = []
+        pieces: list[FileChunk] = []
         self._tables[table] = pieces
         for chunk in chunks:
             if rows(chunk):
@@ -676,7 +676,7 @@ class Reader:
         return merged(layers, max_ids)
 
 
-def _layer(link: Manifest, pieces: Sequence[Piece]) -> Layer:
+def _layer(link: Manifest, pieces: Sequence[FileChunk]) -> Layer:
     def chunks() -> Iterator[Chunk]:
         return (read(link.place, piece) for piece in pieces)
 

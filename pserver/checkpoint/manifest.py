@@ -162,7 +162,7 @@ def identity_of(content: bytes) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FileChunk:
     """A chunk in a file.
 
     Attributes:
@@ -183,7 +183,7 @@ class Piece:
         return asdict(self)
 
 
-def pieces_of(tables: Any, files: Mapping[str, Any]) -> dict[str, list[Piece]]:
+def pieces_of(tables: Any, files: Mapping[str, Any]) -> dict[str, list[FileChunk]]:
     """The chunks of each table.
 
     Formats 1 to 3 name a table's files instead, each of which is a chunk.
@@ -209,11 +209,13 @@ def pieces_of(tables: Any, files: Mapping[str, Any]) -> dict[str, list[Piece]]:
     return found
 
 
-def _piece_of(plain: Any, files: Mapping[str, Any]) -> Piece:
+def _piece_of(plain: Any, files: Mapping[str, Any]) -> FileChunk:
     if isinstance(plain, str):
         whole = files[plain]
-        return Piece(plain, 0, int(whole["size"]), str(whole["blake2b"]), int(whole.get("ids", 0)))
-    return Piece(
+        return FileChunk(
+            plain, 0, int(whole["size"]), str(whole["blake2b"]), int(whole.get("ids", 0))
+        )
+    return FileChunk(
         str(plain["file"]),
         int(plain["offset"]),
         int(plain["size"]),
@@ -222,16 +224,16 @@ def _piece_of(plain: Any, files: Mapping[str, Any]) -> Piece:
     )
 
 
-def by_file(tables: Mapping[str, list[Piece]]) -> dict[str, list[Piece]]:
+def by_file(tables: Mapping[str, list[FileChunk]]) -> dict[str, list[FileChunk]]:
     """The chunks of all tables by file, in the order in which they are in it."""
-    found: dict[str, list[Piece]] = {}
+    found: dict[str, list[FileChunk]] = {}
     for pieces in tables.values():
         for piece in pieces:
             found.setdefault(piece.file, []).append(piece)
     return {name: sorted(pieces, key=lambda each: each.offset) for name, pieces in found.items()}
 
 
-def is_whole(pieces: list[Piece], size: Any) -> bool:
+def is_whole(pieces: list[FileChunk], size: Any) -> bool:
     """Whether these chunks, in order, cover a file from its beginning to its end.
 
     Args:
@@ -380,7 +382,7 @@ class Manifest:
     identity: str
     meta: dict[str, Any]
     files: dict[str, Any]
-    tables: dict[str, list[Piece]] = field(default_factory=dict)
+    tables: dict[str, list[FileChunk]] = field(default_factory=dict)
     base: Base | None = None
     by: str = ""
     parts: Parts | None = None
@@ -389,7 +391,7 @@ class Manifest:
 def encode(
     meta: Mapping[str, Any],
     files: Mapping[str, Any],
-    tables: Mapping[str, list[Piece]],
+    tables: Mapping[str, list[FileChunk]],
     base: Base | None,
     parts: Parts | None = None,
 ) -> bytes:

@@ -62,7 +62,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from pserver.client.channel import Channel
-from pserver.client.replies import Absences, Gathered, Joined, PutOff, TableStatus, log_place_of
+from pserver.client.replies import Absences, Admission, Gathered, PutOff, TableStatus, log_place_of
 from pserver.client.stream import Destination
 from pserver.config import split_endpoint
 from pserver.control.control_client import ControlClient
@@ -575,7 +575,7 @@ MOST_VALUES = 64  # of a report: a server keeps no more
 
 
 @dataclass(slots=True)
-class LaneTotals:
+class TrainerLaneTotals:
     """A trainer's measurements of one lane's steps: running totals.
 
     Attributes:
@@ -625,7 +625,7 @@ class Report:
     samples: int = 0
     values: Mapping[str, float] = field(default_factory=dict)
     memory_bytes: int = 0
-    lanes: Sequence[LaneTotals] = ()
+    lanes: Sequence[TrainerLaneTotals] = ()
     saves: int = 0
     since_save_seconds: float = 0.0
     position: tuple[int, int, int] = (0, 0, 0)
@@ -794,7 +794,7 @@ class Client:
 
     # ---- joining and leaving ----
 
-    def join(self, program: Program | None = None) -> Joined:
+    def join(self, program: Program | None = None) -> Admission:
         """Joins the server's job and opens a stream for each lane; waits until the server is up and
         installed.
 
@@ -829,7 +829,7 @@ class Client:
             self.tables = Channel(open_stream, self._table_destination, *said)
         self._joined, self.late = True, self._reply.late
         self.learn(Absences.of(self._reply.roll))
-        return Joined.from_message(self._reply)
+        return Admission.from_message(self._reply)
 
     @property
     def heartbeat_timeout_seconds(self) -> float:

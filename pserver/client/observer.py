@@ -30,7 +30,7 @@ SCAN_ROWS = 65536
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class JobProgress:
     """The progress of a server's job.
 
     Attributes:
@@ -48,7 +48,7 @@ class Progress:
     log_place: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def from_message(cls, reply: ObserveReply) -> Progress:
+    def from_message(cls, reply: ObserveReply) -> JobProgress:
         """The same as plain values."""
         hparams = {each.group: hparams_from_proto(each.values) for each in reply.hparams}
         place = log_place_of(reply.recording)
@@ -85,7 +85,7 @@ class Observer:
             self._reply = self._control.observe(ObserveRequest(transports=wanted))
             self.program = Program.from_proto(self._reply.program)
             self.fingerprint = self._reply.fingerprint
-            self.progress = Progress.from_message(self._reply)
+            self.progress = JobProgress.from_message(self._reply)
             timeout = self._reply.heartbeat_timeout_seconds
             self._channel = Channel(self._open, self._destination, timeout, endpoint)
         except BaseException:
@@ -100,7 +100,7 @@ class Observer:
             self._pausing = pausing
             request = ObserveRequest(session=self._reply.session, pause=pausing)
             reply = self._control.observe(request, PAUSE_SECONDS)
-        self.progress = Progress.from_message(reply)
+        self.progress = JobProgress.from_message(reply)
 
     def read(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         """Slices and optimizer states, by name; a state that no update has made yet is left out."""

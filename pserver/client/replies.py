@@ -153,7 +153,7 @@ def first_of(replies: Sequence[Future[Reply]]) -> Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class Admission:
     """A server's acceptance of this trainer.
 
     Attributes:
@@ -169,7 +169,7 @@ class Joined:
     run: str = ""
 
     @classmethod
-    def from_message(cls, reply: JoinReply) -> Joined:
+    def from_message(cls, reply: JoinReply) -> Admission:
         """The plain part of a JoinReply."""
         return cls(reply.install, tuple(reply.steps), reply.run)
 

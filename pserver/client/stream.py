@@ -94,7 +94,7 @@ class PendingReply:
 # See [Note: sending again] in :mod:`pserver.client.stream`.
 
 
-class Silence:
+class StreamSilence:
     """The silence of one stream, and of those that take its place.  Any thread may call it.
 
     Args:
@@ -214,7 +214,7 @@ class RetryingStream:
         self._missed = MissedValues()
         self._corrupt = 0  # streams of this request that brought bytes that are no frame
         self._probe_seconds = PROBE_SECONDS  # until the next PROBE
-        self._silence = Silence(max(timeout_seconds / 4, 2 * PROBE_SECONDS))
+        self._silence = StreamSilence(max(timeout_seconds / 4, 2 * PROBE_SECONDS))
         self._lock = threading.Lock()  # guards the seven below; nothing blocks under it
         self._leaving = 0  # frames that are queued or being sent
         self._stream = open_stream(self._opened)

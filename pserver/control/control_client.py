@@ -20,7 +20,7 @@ from pserver.polling import poll
 from pserver.running_clock import RUNNING
 from pserver.security import keys, tokens
 from pserver.security.access import OPEN, Access
-from pserver.security.tokens import Question
+from pserver.security.tokens import ProofRequest
 from pserver.telemetry.trace import ClockOffset, clock_ns
 from pserver.transport.checksums import check_message, of_message
 from pserver.transport.grpc_port import DialledChannel
@@ -356,7 +356,7 @@ class ControlClient:
         if self._access.secret is None:
             return ()
         _, port = split_endpoint(self.endpoint)
-        question = Question(self._access.secret, port, self._name)
+        question = ProofRequest(self._access.secret, port, self._name)
         challenge = channel.unary_unary(
             f"/{SERVICE}/Challenge",
             wire.ChallengeRequest.SerializeToString,

@@ -12,7 +12,7 @@ import torch
 from pserver.dense.update import OuterSliceUpdate, SliceUpdate, SliceUpdater, join_small
 from pserver.errors import CorruptFrame, Unprepared
 from pserver.transport.frames import DTYPES, NAMES
-from pserver.transport.memory import ZONE_BYTES, Segment
+from pserver.transport.memory import ZONE_BYTES, ZoneMemory
 from transpiler.ir.graph import Block, Op, Ref, Role, Variable
 from transpiler.ir.ops import rule_of_op, states_of_op
 from transpiler.ir.rules import is_dense
@@ -262,14 +262,14 @@ def _extents(variable: Variable) -> tuple[int, ...]:
     return extents
 
 
-def _segment(held: Iterable[Variable]) -> Segment | None:
+def _segment(held: Iterable[Variable]) -> ZoneMemory | None:
     sizes = {
         variable.name: DTYPES[variable.dtype].itemsize * torch.Size(_extents(variable)).numel()
         for variable in held
     }
     large = {name: size for name, size in sizes.items() if size >= ZONE_BYTES}
     try:
-        return Segment(large, read_only=True) if large else None
+        return ZoneMemory(large, read_only=True) if large else None
     except OSError as error:
         log.warning("values are copied for trainers of this host: %s", error)
         return None
@@ -302,7 +302,7 @@ def _some(names: Mapping[str, object]) -> str:
 
 
 class SliceCopies:
-    """Memory for copies of all that a store holds, which :meth:`take` fills.
+    """Memory for copies of all that a store holds, which :meth:`copy` fills.
 
     [Note: memory that is there before]  A copy into memory that no process has touched takes two to
     three times as long, as the system finds each page when it is first written to.  So the memory
@@ -315,7 +315,7 @@ class SliceCopies:
             into memory of its own.
 
     Attributes:
-        taken: the copies by name; who writes them takes them out one by one, so that their memory
+        copies: the copies by name; who writes them takes them out one by one, so that their memory
             is free again.
     """
 

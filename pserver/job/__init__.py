@@ -25,5 +25,5 @@ The arithmetic is in ``pserver.dense`` and ``pserver.table``; this room decides 
 May import: ``pserver.job_log``, ``pserver.leases``, ``pserver.telemetry``, ``pserver.dense``,
 ``pserver.table``, ``pserver.checkpoint``, ``pserver.transport`` (the codec's dtypes and the byte
 counters), the generated messages, and the files of the root.  No sockets and no gRPC.
-``locked_table`` is imported when a program has tables, because it compiles their kernels.
+``pserver.lane.tables`` is imported when a program has tables, because it compiles their kernels.
 """

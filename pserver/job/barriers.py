@@ -31,7 +31,7 @@ from pserver.membership.members import (
     roll,
     wait_until_done,
 )
-from pserver.membership.waits import Kind
+from pserver.membership.waits import WaitKind
 
 WAIT_SECONDS = 1.0  # the longest that a call waits
 # saves whose names are kept; to an earlier one a trainer comes in vain once more
@@ -139,7 +139,7 @@ class Barriers:
                     return []
                 return [trainer for trainer in self._awaited() if trainer not in arrived]
 
-            kind = Kind.SAVE if apart else Kind.BARRIER
+            kind = WaitKind.SAVE if apart else WaitKind.BARRIER
             what = name if apart else f"barrier {name!r}"
             wait = TrainerWait(
                 member,

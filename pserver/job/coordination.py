@@ -1,8 +1,8 @@
 """The state that server 0 alone has of its job, in a file: its log, its lease table, the barriers
 that all have passed, and the trainers' agreements.
 
-[Note: a coordinator that comes back] in pserver/job_log/coordinator.py says why.  Each part writes
-its changes to the file, and the process that replaces this one reads them.
+See [Note: a coordinator that comes back] in pserver/job_log/coordinator.py.  Each part writes its
+changes to the file, and the process that replaces this one reads them.
 
 [Note: between a record and its samples]  A record names the samples that its steps consume, and the
 lease table learns of them when the steps are applied.  A server that dies between the two has
@@ -23,7 +23,7 @@ from pserver.job_log.records import Consumed, Process
 log = logging.getLogger(__name__)
 
 
-class Part(Protocol):
+class StatePart(Protocol):
     """A part of the state that server 0 alone has.
 
     Attributes:
@@ -51,7 +51,7 @@ class Coordination:
         self._fingerprint = installed.plan.fingerprint()
         self._path, self._log = path, WriteAheadLog(path)
         self._leases, meetings, store = installed.leases, barriers.meetings, installed.store
-        self._parts: list[Part] = [coordinator, self._leases, barriers, meetings, store]
+        self._parts: list[StatePart] = [coordinator, self._leases, barriers, meetings, store]
         self._takes: Mapping[str, Callable[..., None]] = {
             **dict.fromkeys(("log", "record", "left"), coordinator.restore_entry),
             **dict.fromkeys(("leases", "lease"), self._leases.restore_entry),

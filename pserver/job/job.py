@@ -80,7 +80,7 @@ from pserver.membership.members import (
     roll,
     wait_statuses,
 )
-from pserver.membership.waits import Kind
+from pserver.membership.waits import WaitKind
 from pserver.membership.watermark import Outcome
 from pserver.onlookers import look_again, onlooker
 from pserver.running_clock import RUNNING
@@ -1118,7 +1118,7 @@ class Job:
             self._members.held.discard(process)
             return True
         missing = partial(self._held_by, process.trainer)
-        with self._members.waits.held(process.trainer, Kind.JOIN, "the end of a pass", missing):
+        with self._members.waits.held(process.trainer, WaitKind.JOIN, "the end of a pass", missing):
             pass  # it asks again soon
         if process not in self._members.held:
             self._members.held.add(process)
@@ -1260,7 +1260,7 @@ class Job:
             self.lifecycle.wake_all()
             end = time.monotonic() + (FINISH_SECONDS if request.wait else 0.0)
             waits = members.waits.held(
-                member.trainer, Kind.END, "the job's end", members.unfinished
+                member.trainer, WaitKind.END, "the job's end", members.unfinished
             )
             with waits as held:
                 self.lifecycle.wait(self.lifecycle.changed, lambda: not members.unfinished(), end)

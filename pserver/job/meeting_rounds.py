@@ -33,7 +33,7 @@ from pserver.membership.members import (
     roll,
     wait_until_done,
 )
-from pserver.membership.waits import Kind
+from pserver.membership.waits import WaitKind
 
 WAIT_SECONDS = 1.0  # the longest that a call waits
 
@@ -123,7 +123,7 @@ class MeetingRounds:
                 what, missing = "the gathering of all trainers", self._missing
                 wait = TrainerWait(member, GATHERING, what, done, deadline=end, missing=missing)
                 waits = self._members.waits
-                with waits.held(member.trainer, Kind.GATHERING, what, missing) as held:
+                with waits.held(member.trainer, WaitKind.GATHERING, what, missing) as held:
                     wait_until_done(self._job, self._members, wait, missing)
                     held.over = self._was_in(member, request.after)
             said = roll(self._members)

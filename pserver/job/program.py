@@ -36,12 +36,12 @@ from pserver.job.averaged_steps import AveragedSteps
 from pserver.job.barriers import Barriers
 from pserver.job.kept_texts import KeptTexts
 from pserver.job.rings import Rings
-from pserver.job.script_position import ScriptPosition
+from pserver.job.script_position import PositionQuestions
 from pserver.job.store import Store
 from pserver.job_log.records import Loss
 from pserver.lane.lane import LaneExecutor, partial_steps
 from pserver.lane.leases import JobLeases
-from pserver.lane.recording import Recording
+from pserver.lane.recording import LogRecording
 from pserver.lane.tasks import Workers
 from pserver.limits import Limits
 from pserver.membership.decisions import Decisions, LoggedCalls, Quiesce
@@ -174,7 +174,7 @@ class InstalledProgram:
         lost: by trainer, of decided steps, what this server has lost as it came back from saves.
         barriers: where trainers wait for one another; server 0's count.
         calls: those that have a place in the job's log.
-        topics: what trainers agree on; server 0's counts.
+        store: what trainers agree on; server 0's counts.
         position: where the script is, for a trainer that joins late; server 0's counts.
         rings: breaks those of trainers that wait for one another; server 0's counts.
     """
@@ -208,7 +208,7 @@ class InstalledProgram:
         )
         self.leases = JobLeases(members, job)
         self.leases.catches_up = self.plan.averages_alone
-        self.recording = Recording()
+        self.recording = LogRecording()
         decisions.recorded = self.recording.record
         workers = Workers(torch.get_num_threads())
         self._locks = {name: threading.Lock() for name in self.slices.values}
@@ -221,7 +221,7 @@ class InstalledProgram:
         averaged = AveragedSteps(self.plan, self.steps, job.events)
         self.barriers = Barriers(members, job, lambda: self.version > 0, averaged, texts)
         self.rings = Rings(members, job, self.barriers)
-        self.position = ScriptPosition(members, job, self._undecided)
+        self.position = PositionQuestions(members, job, self._undecided)
         self._names = {*self.slices.values, *self.slices.states, *self.tables}
 
     def _lane(self, index: int, workers: Workers) -> LaneExecutor:

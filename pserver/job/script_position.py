@@ -22,13 +22,13 @@ from pserver import wire_pb2 as wire
 from pserver.errors import Refused
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.members import Member, Membership
-from pserver.membership.waits import Kind
+from pserver.membership.waits import WaitKind
 
 WAIT_SECONDS = 1.0  # the longest that a question waits
 MOST = 2**20  # characters of a position
 
 
-class ScriptPosition:
+class PositionQuestions:
     """The questions about the script's position, and the last answer.  Any thread may call it.
 
     Args:
@@ -80,7 +80,7 @@ class ScriptPosition:
             return [] if (first := self._who_knows()) is None else [first]
 
         what = "where the others are"
-        with self._members.waits.held(member.trainer, Kind.POSITION, what, missing) as held:
+        with self._members.waits.held(member.trainer, WaitKind.POSITION, what, missing) as held:
             self._job.wait(
                 self._job.changed, lambda: self._answered >= number or not missing(), end
             )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ServerCut:
-    """A server's values at the moment of :meth:`take`.
+    """A server's values at the moment of :meth:`begin`.
 
     The caller has reserved the quiesce's cut.  One thread uses it.
 

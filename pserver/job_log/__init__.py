@@ -15,8 +15,9 @@ In reading order::
     follower     the end that dials: servers 1, 2, ...
     leader       the end that accepts: server 0
 
-Pure: no clock, no threads, no sockets; a write-ahead log writes a file.  ``pserver.job`` acts on
-the records, ``pserver.job_log`` carries them.
+``records``, ``coordinator`` and ``link`` are pure: no clock, no sockets.  ``follower`` and
+``leader`` have threads and streams.  ``pserver.membership`` acts on the records.
 
-May import: the generated messages.
+May import: ``pserver.control``, ``pserver.security``, ``pserver.storage``, ``pserver.transport``,
+the generated messages, and the files of the root.
 """

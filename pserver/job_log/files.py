@@ -54,7 +54,7 @@ class Damaged(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EntryPlace:
     """An entry, where it stands.
 
     Attributes:
@@ -99,7 +99,7 @@ class EntryReader:
         self._name, self._read = name, read
         self.torn = False
 
-    def entries(self) -> Iterator[Place]:
+    def entries(self) -> Iterator[EntryPlace]:
         """All whole entries, from the first.
 
         Raises:
@@ -117,7 +117,7 @@ class EntryReader:
                 end = found.end
                 yield found
 
-    def _entry(self, number: int, begin: int, head: bytes) -> Place | None:
+    def _entry(self, number: int, begin: int, head: bytes) -> EntryPlace | None:
         where = f"{self._name}: entry {number} at byte {begin}"
         if len(head) < HEAD_BYTES:
             self.torn = True
@@ -137,7 +137,7 @@ class EntryReader:
             entry = Entry.FromString(bytes(body[:of_message]))
         except Exception as error:  # protobuf's DecodeError has another base in each implementation
             raise Damaged(f"{where} is none of this version: {error}") from error
-        return Place(number, begin + HEAD_BYTES + size, entry, body[of_message:])
+        return EntryPlace(number, begin + HEAD_BYTES + size, entry, body[of_message:])
 
     def _body(self, size: int) -> memoryview:
         """Reads so many bytes, or those that there are: a wrong number takes no memory."""

@@ -22,7 +22,7 @@ from pserver.leases.epoch import Account, Epoch, Lease
 from pserver.leases.table import EpochRange, LeaseAsked, LeaseTable
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.members import Member, Membership, MemberState
-from pserver.membership.waits import Held, Kind
+from pserver.membership.waits import HeldWait, WaitKind
 from transpiler.files import bounded_json
 
 WAIT_SECONDS = 1.0  # the longest that a request for a lease waits
@@ -76,7 +76,7 @@ class JobLeases:
             number = asked.epoch.number
             held = self._members.waits.held(
                 member.trainer,
-                Kind.SAMPLES,
+                WaitKind.SAMPLES,
                 f"samples of pass {number}",
                 lambda: self._table.waits_for(number),
             )
@@ -97,7 +97,7 @@ class JobLeases:
             self._changed()  # one that only asks again wakes no other
         return reply
 
-    def _wait(self, member: Member, asked: LeaseAsked, held: Held) -> Lease:
+    def _wait(self, member: Member, asked: LeaseAsked, held: HeldWait) -> Lease:
         """The answer to a trainer that has nothing left; it waits for others' steps.  Where others
         wait for it in a save, it receives an empty answer at once, so that it joins them.
         """
@@ -132,7 +132,7 @@ class JobLeases:
         self._changes += 1
         self._told.notify()
 
-    def _goes_on(self, member: Member, since: int, held: Held) -> bool:
+    def _goes_on(self, member: Member, since: int, held: HeldWait) -> bool:
         """Whether there may be something for a waiting trainer: samples, or a save."""
         self._follow_members()
         return self._changes != since or self._members.waits.save_for(member.trainer) > held.told

@@ -22,7 +22,7 @@ from pserver.lane.rounds import DecidedSteps, Hparams
 from transpiler.program_pb2 import Program
 
 
-class Recording:
+class LogRecording:
     """One job's; it does nothing until :meth:`begin`.  Any thread may call it.
 
     Attributes:
@@ -87,7 +87,7 @@ class Recording:
         """Records that the update of steps begins.
 
         Args:
-            kept: what :meth:`kept` gave.
+            kept: what :meth:`copies_of` gave.
             coefficients: where norms clip.
         """
         if self.recorder is None or kept is None:

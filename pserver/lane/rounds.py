@@ -176,7 +176,7 @@ class SharedBuffers:
 Hparams = Mapping[int, Mapping[str, Hparam]]  # by parameter group, by name
 
 
-class Phase(enum.Enum):
+class RoundPhase(enum.Enum):
     """The phase of a sync round; the module's docstring draws the transitions."""
 
     COLLECTING = enum.auto()
@@ -269,7 +269,7 @@ class SyncRound:
 
     goes_on_without: bool = False
     averages: bool = True
-    phase: Phase = Phase.COLLECTING
+    phase: RoundPhase = RoundPhase.COLLECTING
     led: bool = False
     contributions: dict[int, Contribution] = field(default_factory=dict)
     merged: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -309,11 +309,11 @@ class SyncRound:
     def goes_on(self) -> bool:
         """Whether a thread that waits in the round may continue: to lead it, or to answer."""
         match self.phase:
-            case Phase.COLLECTING:
+            case RoundPhase.COLLECTING:
                 return bool(self.time) and not self.led
-            case Phase.MERGING:
+            case RoundPhase.MERGING:
                 return False
-            case Phase.APPLYING:
+            case RoundPhase.APPLYING:
                 return bool(self.norms) or self.answers
             case _:
                 return True
@@ -322,7 +322,7 @@ class SyncRound:
     def answers(self) -> bool:
         """Whether a part of its update may be done, or none ever will be."""
         task = self.task
-        if task is None or self.phase is Phase.APPLIED:
+        if task is None or self.phase is RoundPhase.APPLIED:
             return task is not None
         return task.early or task.failure is not None
 

@@ -24,7 +24,7 @@ from threading import Thread
 import torch
 
 from pserver.dense.update import SliceUpdate, batches
-from pserver.membership.waits import ALL, Event, Waits
+from pserver.membership.waits import ALL, WaitEvent, Waits
 
 # ---- update task ----
 
@@ -70,7 +70,7 @@ class UpdateTask:
         self.in_workers = False
         self._waits = waits or Waits()
         self._lock = self._waits.lock
-        self._events: dict[str, Event] = {}  # by slice or table; "": of the end
+        self._events: dict[str, WaitEvent] = {}  # by slice or table; "": of the end
         self._left = deque(batches)
         self.early = len(self._left) > 1
         self._running = 0

@@ -3,7 +3,7 @@
 In reading order::
 
     cluster             the processes that a launch starts, and their settings
-    supervisor          waits for the processes of an attempt, and ends them
+    supervisor          waits for the processes of an attempt, ends them, decides what starts again
     launch              one attempt at the job after another; ``pserver launch``
     started_processes   starts the processes of an attempt
     joining             the trainer that this host adds to a running job
@@ -25,7 +25,7 @@ In reading order::
 May import: ``pserver.config``, ``pserver.security``, ``pserver.transport.endpoint``,
 ``pserver.control`` (only ``status``, ``watch``, ``last_word``, ``free_place`` and ``lost_server``,
 which therefore import gRPC and torch), ``pserver.checkpoint``, ``pserver.storage`` and
-``pserver.job_log`` (only ``lost_server``), ``pserver.telemetry`` (only ``resident_memory``),
+``pserver.job_log`` (only ``lost_server``), ``pserver.telemetry`` (only ``memory``),
 ``pserver.errors`` and the generated messages.  It starts servers and trainers as processes, and
 imports neither.
 """

@@ -27,7 +27,7 @@ from pserver.config import (
     split_endpoint,
 )
 from pserver.security import tokens
-from pserver.security.tokens import Role, Secret
+from pserver.security.tokens import CallerRole, Secret
 
 # ---- checkpoint variables ----
 #
@@ -632,7 +632,7 @@ class JobTokens:
     def __init__(self, cluster: Cluster, environ: Mapping[str, str]) -> None:
         self.operator = self.trainer = ""
         self._environ = environ
-        self._held: tokens.Held | None = None
+        self._held: tokens.LockedFiles | None = None
         self._own: Path | None = None  # the directory of this job
         if cluster.collective:
             return
@@ -641,7 +641,7 @@ class JobTokens:
         if not (local or given):
             return
         secret = Secret.make() if local else tokens.read(given)
-        if secret.role is Role.TRAINER:
+        if secret.role is CallerRole.TRAINER:
             if cluster.here(cluster.servers):
                 raise ValueError(
                     f"{VARIABLE}: servers of this host need the operator's token file, got a "
@@ -649,9 +649,9 @@ class JobTokens:
                 )
             self.operator = self.trainer = given
             return
-        self._held = tokens.Held(tokens.folder(environ))
+        self._held = tokens.LockedFiles(tokens.folder(environ))
         self._own = self._held.directory()
-        self.trainer = self._write("trainer.token", secret.of(Role.TRAINER))
+        self.trainer = self._write("trainer.token", secret.of(CallerRole.TRAINER))
         self.operator = given or self._write("operator.token", secret)
 
     def _write(self, name: str, secret: Secret) -> str:

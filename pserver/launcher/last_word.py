@@ -71,7 +71,7 @@ def _announce(control: ControlClient, words: Sequence[str], unreplaced: bool) ->
         control.announce(request)
 
 
-class Question:
+class EndQuestion:
     """One server's answers about trainers that have ended: first their states, then whether the job
     continues without them.
 
@@ -137,7 +137,7 @@ class EndAnswers:
     reason: str
 
     @classmethod
-    def of(cls, questions: Sequence[Question]) -> EndAnswers:
+    def of(cls, questions: Sequence[EndQuestion]) -> EndAnswers:
         """The answers of all servers as one."""
         words = [None if q.were is None else set(q.were.values()) for q in questions]
         each = [word for word in words if word is not None]
@@ -152,7 +152,7 @@ class EndAnswers:
         )
 
 
-def ask(questions: Sequence[Question], seconds: float) -> EndAnswers:
+def ask(questions: Sequence[EndQuestion], seconds: float) -> EndAnswers:
     """Asks servers until all answers are known, or one has refused, or the time is over."""
     waited = "waiting for servers to report whether the job continues"
     for _ in poll(log, lambda: waited, seconds, PAUSE_SECONDS):
@@ -213,7 +213,7 @@ def main(arguments: Sequence[str]) -> None:
     if seconds is None:
         report_ends(access, servers, words, unreplaced)
         return
-    said = ask([Question(access, each, words, unreplaced) for each in servers], seconds)
+    said = ask([EndQuestion(access, each, words, unreplaced) for each in servers], seconds)
     print(json.dumps(asdict(said)), flush=True)
 
 

@@ -27,7 +27,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from pserver.launcher.processes import Group, Process, Row, Terminal
+from pserver.launcher.processes import ChildProcess, Group, Row, Terminal
 from pserver.onlookers import onlooker
 from transpiler.files import bounded_json
 
@@ -43,7 +43,7 @@ Server = Mapping[str, Any]  # what ``watch.panel_answer`` makes of a server's an
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class DataProgress:
     """The progress of the slowest trainer in the data.
 
     Attributes:
@@ -87,7 +87,7 @@ class View:
     title: str
     seconds: float
     processes: Sequence[ProcessLine]
-    progress: Progress | None = None
+    progress: DataProgress | None = None
     samples_per_second: float | None = None
     values: Mapping[str, float] = field(default_factory=dict)
 
@@ -95,7 +95,7 @@ class View:
 class Feed:
     """The successive states of a job's servers.
 
-    One thread calls :meth:`take`; another that reads meanwhile gets the earlier or the later state.
+    One thread calls :meth:`update`; another that reads meanwhile gets the state before or after it.
     """
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class Feed:
         self._samples = deque[tuple[float, int]]()  # when, and how many in all
         self._pass = (0, 0)  # which one is timed, and how many batches it has
         self._began = (0.0, 0)  # when it was first seen, and at which batch
-        self._view: tuple[Progress | None, float | None, Mapping[str, float]] = (None, None, {})
+        self._view: tuple[DataProgress | None, float | None, Mapping[str, float]] = (None, None, {})
 
     def update(self, servers: Sequence[Server], now: float) -> None:
         """The present states of all servers.
@@ -158,7 +158,7 @@ class Feed:
                 found.setdefault(trainer["trainer_id"], trainer)
         return found
 
-    def _progress(self, reports: Sequence[Mapping[str, Any]], now: float) -> Progress | None:
+    def _progress(self, reports: Sequence[Mapping[str, Any]], now: float) -> DataProgress | None:
         places = [(each["passes"], each["batch"], each["batches"]) for each in reports]
         number, batch, batches = min((each for each in places if each[0]), default=(0, 0, 0))
         if not number:
@@ -167,7 +167,7 @@ class Feed:
             self._pass, self._began = (number, batches), (now, batch)
         seconds, done = now - self._began[0], batch - self._began[1]
         left = (batches - batch) * seconds / done if batches and done else None
-        return Progress(number, batch, batches, left)
+        return DataProgress(number, batch, batches, left)
 
     def _rate(self, reports: Sequence[Mapping[str, Any]], now: float) -> float | None:
         samples = sum(each["samples"] for each in reports)
@@ -237,7 +237,7 @@ def _head(view: View, width: int) -> Text:
     return left.append("\u2500" * rule, "dim").append(f" {time} ").append("\u2500\u2500", "dim")
 
 
-def _progress(progress: Progress, width: int) -> Text:
+def _progress(progress: DataProgress, width: int) -> Text:
     """The pass: a bar where there is room, batches, and the time that is left."""
     row = Text(f"pass {progress.number}  ")
     if not progress.batches:
@@ -345,7 +345,7 @@ class Panel:
         terminal: Terminal,
         group: Group,
         environ: Mapping[str, str],
-        processes: Callable[[], Sequence[Process]],
+        processes: Callable[[], Sequence[ChildProcess]],
         token: str | None,
     ) -> None:
         self._title, self._terminal, self._group = title, terminal, group

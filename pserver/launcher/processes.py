@@ -224,7 +224,7 @@ def killer(status: int | None) -> signal.Signals | None:
     return None
 
 
-class Process:
+class ChildProcess:
     """A running process.  Two threads serve it: one reads its output, one waits for its end.
 
     Args:
@@ -240,7 +240,7 @@ class Process:
         name: "trainer 0".
         log: the file that holds its output.
         tail: its last lines; from its last traceback on, where there is one.
-        told: its line about the error by which another process has ended it; "" where there is
+        reported_error: its line about the error by which another process has ended it; "":
             none.
         status: None while it runs; then its exit status, or 128 + the signal that killed it.
         stopped: ``launch`` asked it to end, so that its status does not count for the job.
@@ -260,8 +260,8 @@ class Process:
         terminal: Terminal,
         *,
         owns_terminal: bool = False,
-        line: Callable[[Process, str], None] | None = None,
-        ended: Callable[[Process], None],
+        line: Callable[[ChildProcess, str], None] | None = None,
+        ended: Callable[[ChildProcess], None],
     ) -> None:
         self.name, self.log, self.reported_error = name, log, ""
         self._last, self._trace = deque[str](maxlen=TAIL_LINES), list[str]()

@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from pserver.launcher.cluster import Cluster, JobTokens, ProcessEnvironments
-from pserver.launcher.processes import Group, Process, Terminal
+from pserver.launcher.processes import ChildProcess, Group, Terminal
 from pserver.launcher.prometheus_targets import write_targets
 
 READY = re.compile(r"pserver ready at (\S+)")
@@ -47,10 +47,10 @@ class StartedProcesses:
     serve: Sequence[str]
     attempt: int
     checkpoint: str = ""
-    servers: list[Process] = field(default_factory=list)
-    trainers: dict[int, Process] = field(default_factory=dict)
-    endpoints: dict[Process, str] = field(default_factory=dict)
-    events: SimpleQueue[Process | int | None] = field(default_factory=SimpleQueue)
+    servers: list[ChildProcess] = field(default_factory=list)
+    trainers: dict[int, ChildProcess] = field(default_factory=dict)
+    endpoints: dict[ChildProcess, str] = field(default_factory=dict)
+    events: SimpleQueue[ChildProcess | int | None] = field(default_factory=SimpleQueue)
     marks: str = ""
 
     def __post_init__(self) -> None:
@@ -58,22 +58,22 @@ class StartedProcesses:
         self._flags: list[str] = []  # of all servers
         # started again, and not joined yet; servers' threads write, too
         self._away: set[int] = set()
-        self._reloading: set[Process] = set()  # servers that do not serve again yet
+        self._reloading: set[ChildProcess] = set()  # servers that do not serve again yet
 
-    def all(self) -> tuple[Process, ...]:
+    def all(self) -> tuple[ChildProcess, ...]:
         """The processes that have been started, servers first.  Any thread may call it."""
         return (*self.servers, *self.trainers.values())
 
-    def number_of(self, process: Process) -> int | None:
+    def number_of(self, process: ChildProcess) -> int | None:
         """A trainer's number; None for a server."""
         return next((n for n, trainer in self.trainers.items() if trainer is process), None)
 
-    def index_of(self, server: Process) -> int:
+    def index_of(self, server: ChildProcess) -> int:
         """The number of a server of this host."""
         numbers = self.cluster.here(self.cluster.servers)
         return numbers[self.servers.index(server)]
 
-    def reloading(self, server: Process) -> bool:
+    def reloading(self, server: ChildProcess) -> bool:
         """Whether a server was started again, and does not serve yet."""
         return server in self._reloading
 
@@ -118,7 +118,7 @@ class StartedProcesses:
             place = cluster.servers[number]
             self.servers.append(self._start_server(number, place, self._flags, self.attempt))
 
-    def start_server_again(self, server: Process, path: str) -> None:
+    def start_server_again(self, server: ChildProcess, path: str) -> None:
         """Restarts a server that has ended, at its endpoint; its log continues.
 
         Args:
@@ -132,7 +132,7 @@ class StartedProcesses:
 
     def _start_server(
         self, number: int, endpoint: str, flags: Sequence[str], attempt: int
-    ) -> Process:
+    ) -> ChildProcess:
         command = [*self.serve, "--once", "--endpoint", endpoint, *flags]
         return self._start("server", number, command, self.tokens.for_servers, attempt)
 
@@ -181,13 +181,13 @@ class StartedProcesses:
         self._away.add(number)
         self._start_trainer(number, 1)
 
-    def late(self) -> list[Process]:
+    def late(self) -> list[ChildProcess]:
         """The trainers that were started again, and had not joined when all servers had ended."""
         if any(server.status is None for server in self.servers):
             return []
         return [self.trainers[number] for number in sorted(self._away)]
 
-    def away(self, trainer: Process) -> bool:
+    def away(self, trainer: ChildProcess) -> bool:
         """Whether a trainer was started again, and has not joined."""
         return any(self.trainers[number] is trainer for number in self._away)
 
@@ -198,12 +198,12 @@ class StartedProcesses:
 
     def _start(
         self, kind: str, number: int, command: Sequence[str], role: Mapping[str, str], attempt: int
-    ) -> Process:
+    ) -> ChildProcess:
         owns = self.terminal.interactive and (kind, number) == ("trainer", 0)
         # to a terminal Python writes whole lines; unbuffered it writes each argument of print() by
         # itself, and another process's line comes in between ("" is as good as unset)
         unbuffered = {"PYTHONUNBUFFERED": "" if owns else "1"}
-        return Process(
+        return ChildProcess(
             f"{kind} {number}",
             command,
             {**self.environments.of(kind, number), **role, **unbuffered},
@@ -216,7 +216,7 @@ class StartedProcesses:
             ended=self.events.put,
         )
 
-    def _see(self, process: Process, line: str) -> None:
+    def _see(self, process: ChildProcess, line: str) -> None:
         """Reads a line of a server."""
         if process not in self.endpoints and (match := READY.search(line)):
             self.endpoints[process] = match[1]

@@ -38,7 +38,7 @@ ASK_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StatusAnswer:
     """The outcome of asking one server.
 
     Attributes:
@@ -63,7 +63,7 @@ def ask_each(
     endpoints: Sequence[str],
     variables: bool = False,
     access_of: Callable[[str], Access] = always_open,
-) -> Iterator[Answer]:
+) -> Iterator[StatusAnswer]:
     """Asks servers, one after the other.
 
     Args:
@@ -77,14 +77,14 @@ def ask_each(
             reply = ask(endpoint, variables, access)
             warnings = expiring(endpoint, access)
         except PServerError as error:  # it names the endpoint
-            yield Answer(endpoint, None, str(error), isinstance(error, Refused))
+            yield StatusAnswer(endpoint, None, str(error), isinstance(error, Refused))
             continue
         failed = reply.failure or reply.state == "failed"
         said = about(endpoint, failure_line(reply)) if failed else ""
-        yield Answer(endpoint, reply, said, warnings=warnings)
+        yield StatusAnswer(endpoint, reply, said, warnings=warnings)
 
 
-def show(answers: Iterable[Answer], console: Console) -> int:
+def show(answers: Iterable[StatusAnswer], console: Console) -> int:
     """Prints a row for each server, then a line for each trainer, each table, each variable (the
     most bytes first) and each error.
 
@@ -110,7 +110,7 @@ def show(answers: Iterable[Answer], console: Console) -> int:
     return int(not well)
 
 
-def show_json(answers: Iterable[Answer], console: Console) -> int:
+def show_json(answers: Iterable[StatusAnswer], console: Console) -> int:
     """Prints one line: ``{"servers": [...]}``, an object for each server with its endpoint, the
     fields of ``StatusReply``, its error ("error"), and coming errors ("warnings").
 
@@ -155,8 +155,8 @@ def _plain(value: Any) -> Any:
 
 def watch(
     seconds: float,
-    asked: Callable[[], Iterable[Answer]],
-    show: Callable[[Iterable[Answer], Console], int],
+    asked: Callable[[], Iterable[StatusAnswer]],
+    show: Callable[[Iterable[StatusAnswer], Console], int],
     console: Console,
 ) -> int:
     """Shows the answers repeatedly, on a terminal in one place, until it is interrupted.

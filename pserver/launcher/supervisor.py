@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any
 
 from pserver.launcher.panel import Panel
-from pserver.launcher.processes import Group, Process, killer
+from pserver.launcher.processes import ChildProcess, Group, killer
 from pserver.launcher.question import BEGIN_SECONDS, Question, patience
 from pserver.launcher.started_processes import StartedProcesses
 from pserver.onlookers import onlooker
@@ -40,7 +40,7 @@ TELL_SECONDS = 10.0  # for other hosts' servers to be told
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EndAnswer:
     """The servers' answers about a trainer that has ended; None: not known.
 
     Attributes:
@@ -54,7 +54,7 @@ class Answer:
     goes_on: bool | None = None
 
     @classmethod
-    def of(cls, said: Mapping[str, Any]) -> Answer:
+    def of(cls, said: Mapping[str, Any]) -> EndAnswer:
         """Reads the output of last_word.py; unknown where there is none."""
         return cls(said.get("took_part"), said.get("done"), said.get("goes_on"))
 
@@ -70,7 +70,7 @@ class EndedTrainers:
     def __init__(self, started: StartedProcesses, environment: Mapping[str, str]) -> None:
         self._started, self._environment = started, environment
 
-    def report(self, ended: Sequence[Process]) -> None:
+    def report(self, ended: Sequence[ChildProcess]) -> None:
         """Reports trainers to the servers, which count them as lost, unless they have left."""
         if command := self._command(ended):
             # local servers may have ended with their job, while a trainer still evaluates
@@ -78,7 +78,7 @@ class EndedTrainers:
             with suppress(subprocess.TimeoutExpired):
                 subprocess.run(command, timeout=TELL_SECONDS, check=False, stderr=quiet)
 
-    def ask(self, ended: Process, replaced: bool) -> Question | None:
+    def ask(self, ended: ChildProcess, replaced: bool) -> Question | None:
         """Reports one trainer to the servers, and asks whether the job continues.
 
         Args:
@@ -100,7 +100,7 @@ class EndedTrainers:
         """The seconds for which servers that do not answer are asked again."""
         return patience(self._started.cluster.heartbeat_timeout_seconds)
 
-    def _command(self, ended: Sequence[Process]) -> list[str]:
+    def _command(self, ended: Sequence[ChildProcess]) -> list[str]:
         """The command that reports to the servers; none without servers or ended trainers."""
         words = [
             f"{number}=its process ended with status {trainer.status}"
@@ -153,7 +153,7 @@ class Next(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class FailedProcess:
     """A process that has failed, or has left before its job's end.
 
     Attributes:
@@ -210,7 +210,7 @@ class RestartPolicy:
         """The number of the last restart, in words."""
         return f"restart {self.used} of {self.most}"
 
-    def after(self, ended: Ended) -> Next:
+    def after(self, ended: FailedProcess) -> Next:
         """The next action in a job with servers."""
         if ended.trainer is None and ended.goes_on and self.left:
             self.used += 1
@@ -224,7 +224,7 @@ class RestartPolicy:
             return Next.ALONE
         return self._whole()
 
-    def after_collective(self, ended: Ended, trainers: int) -> Next:
+    def after_collective(self, ended: FailedProcess, trainers: int) -> Next:
         """The next action in a job without servers.
 
         Args:
@@ -253,7 +253,9 @@ class RestartPolicy:
 # told of it.
 
 
-def by_cause(ended: Sequence[Process], servers: Collection[Process]) -> list[Process]:
+def by_cause(
+    ended: Sequence[ChildProcess], servers: Collection[ChildProcess]
+) -> list[ChildProcess]:
     """The processes that failed by themselves, the likeliest cause first: those that a signal
     killed, those that received no report of another's end, then the others; of each trainers, then
     servers, in the order in which they ended.
@@ -272,9 +274,9 @@ def by_cause(ended: Sequence[Process], servers: Collection[Process]) -> list[Pro
 
 
 def sentences(
-    failed: Sequence[Process],
-    suspended: Sequence[Process],
-    killed: Sequence[Process],
+    failed: Sequence[ChildProcess],
+    suspended: Sequence[ChildProcess],
+    killed: Sequence[ChildProcess],
     grace_seconds: float,
 ) -> Iterator[str]:
     """The report, line by line.
@@ -307,12 +309,12 @@ def sentences(
         )
 
 
-def preemption(process: Process) -> str:
+def preemption(process: ChildProcess) -> str:
     """The message about a trainer that has left in order after a request."""
     return f"{process.name} was preempted after step {process.preempted_after}"
 
 
-def lost(process: Process, what: Next, counted: str) -> str:
+def lost(process: ChildProcess, what: Next, counted: str) -> str:
     """The message about a trainer without which its job continues.
 
     Args:
@@ -327,13 +329,13 @@ def lost(process: Process, what: Next, counted: str) -> str:
     return f"{status}; the others go on without it; see {process.log}"
 
 
-def ended_after_job(process: Process) -> str:
+def ended_after_job(process: ChildProcess) -> str:
     """The end of the sentence about a trainer of a job without servers that had finished it."""
     status = f"ended with status {process.status}{_killer(process.status)}"
     return f"{status} when it had finished the job; see {process.log}"
 
 
-def unanswered(process: Process, seconds: float) -> str:
+def unanswered(process: ChildProcess, seconds: float) -> str:
     """The line for a trainer about which no server has reported whether the job continues without
     it.
 
@@ -346,7 +348,7 @@ def unanswered(process: Process, seconds: float) -> str:
     )
 
 
-def reloads(process: Process, path: str, counted: str) -> str:
+def reloads(process: ChildProcess, path: str, counted: str) -> str:
     """The message about a server that is started again while its job continues.
 
     Args:
@@ -415,7 +417,7 @@ UNKNOWN = "the other servers do not report whether the job continues"
 
 
 def ask_for_reload(
-    started: StartedProcesses, ended: Process, environment: Mapping[str, str]
+    started: StartedProcesses, ended: ChildProcess, environment: Mapping[str, str]
 ) -> Question:
     """Asks for the ``path`` of a dead server's save, if its job can resume from it; otherwise "",
     and the ``reason``.
@@ -548,7 +550,7 @@ class Supervisor:
         policy: decides about the next action when one of them has failed.
         environment: the variables that every process gets.
         page: with --web, the process that shows the job.
-        say: prints a line for the user.
+        report: prints a line for the user.
         interrupted: a signal has asked ``launch`` to end.
         next: the action after this attempt.
         cause: the trainer whose failure has ended the job; None: a server's, or none.
@@ -567,15 +569,15 @@ class Supervisor:
     next: Next = Next.FAIL
     cause: int | None = None
     panel: Panel | None = None
-    ended: list[Process] = field(default_factory=list)
-    lost: list[Process] = field(default_factory=list)
-    suspended: list[Process] = field(default_factory=list)
+    ended: list[ChildProcess] = field(default_factory=list)
+    lost: list[ChildProcess] = field(default_factory=list)
+    suspended: list[ChildProcess] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.cluster, self._tokens = self.started.cluster, self.started.tokens
         self._words = EndedTrainers(self.started, self.environment)
-        self._doubted: Process | None = None  # a trainer whose end may have been the job's
-        self._answered: list[Process] = []  # those that had done their part when they failed
+        self._doubted: ChildProcess | None = None  # a trainer whose end may have been the job's
+        self._answered: list[ChildProcess] = []  # those that had done their part when they failed
 
     def run(self) -> int:
         """Starts the processes, and waits for the end of the job.
@@ -662,7 +664,7 @@ class Supervisor:
                 self._follow(event)
         return True
 
-    def _follow(self, process: Process) -> None:
+    def _follow(self, process: ChildProcess) -> None:
         """Handles a failed process, if the others continue.
 
         Raises:
@@ -691,7 +693,7 @@ class Supervisor:
         alone = not others and self.cluster.host is None
         if alone and (preempted or not process.signalled):
             raise Failed
-        answer = Answer(goes_on=True) if preempted else self._ask(process)
+        answer = EndAnswer(goes_on=True) if preempted else self._ask(process)
         if not preempted and not process.reported_error and self._is_done(answer, alone):
             self._does_without(process, "had finished when it ended")
             self._answered.append(process)
@@ -702,7 +704,7 @@ class Supervisor:
             raise Failed
         if answer.goes_on is None and not self._believed(process):
             raise Failed
-        what = self.policy.after(Ended(number, process.lived_seconds, True, preempted))
+        what = self.policy.after(FailedProcess(number, process.lived_seconds, True, preempted))
         self.report(lost(process, what, self.policy.counted))
         self.ended.remove(process)
         if what is Next.ALONE:
@@ -710,21 +712,21 @@ class Supervisor:
         else:
             self.lost.append(process)
 
-    def _ask(self, process: Process) -> Answer:
+    def _ask(self, process: ChildProcess) -> EndAnswer:
         """Asks servers about a trainer that has ended.  One that does not answer has not refused,
         so it is asked again; signals and the ends of processes are handled meanwhile.
         """
         question = self._words.ask(process, self.policy.replaces)
         if question is None:
-            return Answer(took_part=False)
+            return EndAnswer(took_part=False)
         # one that has failed by itself has told them, if it could
         seconds = (
             BEGIN_SECONDS + self._words.patience_seconds if process.blameless else TELL_SECONDS
         )
         said = self._await(question, seconds, lambda: self._server_failed)
         if said is None and self._job_is_done:
-            return Answer(done=True)
-        return Answer.of(said or {})
+            return EndAnswer(done=True)
+        return EndAnswer.of(said or {})
 
     def _await(
         self, question: Question, seconds: float, moot: Callable[[], bool] = lambda: False
@@ -749,7 +751,7 @@ class Supervisor:
                 self.started.events.put(each)
         return question.answer
 
-    def _believed(self, process: Process) -> bool:
+    def _believed(self, process: ChildProcess) -> bool:
         """Whether the others continue, where servers have not reported it: running processes count
         as a yes, unless the trainer's script has failed.  A server that has failed meanwhile is
         handled next.
@@ -774,7 +776,7 @@ class Supervisor:
         servers = self.started.servers
         return bool(servers) and all(each.status == 0 and not each.stopped for each in servers)
 
-    def _does_without(self, process: Process, why: str) -> None:
+    def _does_without(self, process: ChildProcess, why: str) -> None:
         """Notes, with the reason, a failed trainer for which the job is neither ended nor started
         again.
         """
@@ -782,11 +784,11 @@ class Supervisor:
         self.ended = [each for each in self.ended if each is not process]
         self.lost.append(process)
 
-    def _ended_after_job(self, trainer: Process, number: int) -> bool:
+    def _ended_after_job(self, trainer: ChildProcess, number: int) -> bool:
         """Whether a trainer of a job without servers was killed when it had finished the job."""
         return self.cluster.collective and trainer.signalled and self.started.finished(number)
 
-    def _is_done(self, answer: Answer, alone: bool) -> bool:
+    def _is_done(self, answer: EndAnswer, alone: bool) -> bool:
         """Whether a trainer had done its part: servers report it, or none misses it and they end
         well.
         """
@@ -795,7 +797,7 @@ class Supervisor:
         unmissed = answer.took_part is False or (alone and not answer.took_part)
         return unmissed and self._servers_end_well()
 
-    def _came_late(self, trainer: Process) -> bool:
+    def _came_late(self, trainer: ChildProcess) -> bool:
         """Whether a trainer has failed as the job was done: the others have ended well, and so do
         the servers.  Its script has not: it was started too late, killed, or lost.
         """
@@ -816,7 +818,7 @@ class Supervisor:
         )
         return bool(servers) and all(server.status == 0 for server in servers)
 
-    def _server_returns(self, server: Process) -> bool:
+    def _server_returns(self, server: ChildProcess) -> bool:
         """Starts a failed server again while the job continues; returns whether it does."""
         started = self.started
         trains = any(each.status is None for each in self._trainers)
@@ -829,7 +831,7 @@ class Supervisor:
             reason = said.get("reason", UNKNOWN)
             self.report(f"{server.name} cannot be restarted alone: {reason}")
             return False
-        what = self.policy.after(Ended(None, server.lived_seconds, True))
+        what = self.policy.after(FailedProcess(None, server.lived_seconds, True))
         assert what is Next.ALONE, "a restart is left"
         self.report(reloads(server, path, self.policy.counted))
         self.ended.remove(server)
@@ -840,12 +842,12 @@ class Supervisor:
         """Reports to the servers the trainers that have ended while others run: servers would wait
         until the start timeout for one that ended well and had not joined.
         """
-        told: list[Process] = []
+        told: list[ChildProcess] = []
 
         def over() -> bool:
             return all(each in self.ended or each in self.lost for each in self._trainers)
 
-        def untold() -> list[Process]:
+        def untold() -> list[ChildProcess]:
             return [each for each in self._trainers if each in self.ended and each not in told]
 
         while not over():
@@ -858,7 +860,7 @@ class Supervisor:
                 told += news
                 self._words.report(news)
 
-    def _late(self) -> list[Process]:
+    def _late(self) -> list[ChildProcess]:
         return [each for each in self.started.late() if not each.stopped]
 
     def _wait_for_servers(self) -> None:
@@ -954,7 +956,7 @@ class Supervisor:
         self._decide((*self.suspended, *failed))
         return failed[0].status or 1 if failed else 1
 
-    def _decide(self, failed: Sequence[Process]) -> None:
+    def _decide(self, failed: Sequence[ChildProcess]) -> None:
         """Decides the next action; none after a signal, also while the job fails.
 
         Args:
@@ -963,10 +965,10 @@ class Supervisor:
         if self.interrupted or self._job_is_done:  # a finished job is not started again
             self.next = Next.FAIL
             return
-        ended = Ended(None, 0.0)
+        ended = FailedProcess(None, 0.0)
         if failed:
             self.cause = self.started.number_of(failed[0])
-            ended = Ended(self.cause, failed[0].lived_seconds)
+            ended = FailedProcess(self.cause, failed[0].lived_seconds)
         if self.cluster.collective and self.started.finished(*self.started.trainers):
             self.next = Next.FAIL  # all of it is done: nothing is left to begin again
         elif self.cluster.collective:
@@ -982,17 +984,17 @@ class Supervisor:
             self.panel.close()
 
     @property
-    def _trainers(self) -> tuple[Process, ...]:
+    def _trainers(self) -> tuple[ChildProcess, ...]:
         return tuple(self.started.trainers.values())
 
-    def _processes(self) -> tuple[Process, ...]:
+    def _processes(self) -> tuple[ChildProcess, ...]:
         return (*self._trainers, *self.started.servers)
 
     def _all_ended(self) -> bool:
         """Whether all have ended, and their events have been taken."""
         return all(each in self.ended or each in self.lost for each in self._processes())
 
-    def _stop(self, number: int, *parties: Sequence[Process]) -> None:
+    def _stop(self, number: int, *parties: Sequence[ChildProcess]) -> None:
         """Asks processes to end, one group after the other; kills those that do not end within
         their grace, or all of them when the user asks again.
 
@@ -1011,11 +1013,11 @@ class Supervisor:
         self._ask_to_end(self._processes(), signal.SIGKILL)
         self._end_of(self._processes(), GRACE_SECONDS)
 
-    def _ask_to_end(self, party: Sequence[Process], number: int) -> None:
+    def _ask_to_end(self, party: Sequence[ChildProcess], number: int) -> None:
         for process in party:
             process.stop(number)
 
-    def _end_of(self, party: Sequence[Process], seconds: float) -> bool:
+    def _end_of(self, party: Sequence[ChildProcess], seconds: float) -> bool:
         """Whether all of them end within that time."""
 
         def over() -> bool:

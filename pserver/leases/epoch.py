@@ -144,7 +144,7 @@ WIDTH = 2**40  # positions from the beginning of a segment to that of the next o
 OPEN = 2**31  # a range that is longer than this has no known end
 
 
-class Segments:
+class EpochSegments:
     """The segments of an epoch, and their ends.
 
     The last position of a segment never exists, so that ranges of two segments never meet.
@@ -565,7 +565,9 @@ class EpochLeases:
         self.quit: set[int] = set()
         self._read = False  # from a checkpoint, and no trainer has asked yet
         self._stripes = epoch.stripes  # of the trainers that there are now
-        self._segments = Segments(epoch.segments, bool(epoch.stripes)) if epoch.segments else None
+        self._segments = (
+            EpochSegments(epoch.segments, bool(epoch.stripes)) if epoch.segments else None
+        )
         if self._segments is not None:
             runs = [self._segments.of(each) for each in range(epoch.segments)]
             self._extra = dict.fromkeys(range(epoch.stripes), 0)
@@ -743,7 +745,7 @@ class EpochLeases:
         if trainer in self._idle:
             self._idle[trainer] = min(self._idle[trainer], leased)
 
-    def give_back(self, trainer: int) -> None:
+    def take_back(self, trainer: int) -> None:
         """Takes back a process's leases: they are dealt out again, or count as skipped, where the
         epoch is over.  Another process of its number may lease again.
         """
@@ -765,7 +767,7 @@ class EpochLeases:
         """Takes the end of a segment that a trainer has met: positions behind it do not exist.
 
         Raises:
-            ValueError: see :meth:`Segments.end`.
+            ValueError: see :meth:`EpochSegments.end`.
         """
         if self._segments is None:
             raise ValueError(f"epoch {self.epoch.number} has {self.epoch.samples} samples")
@@ -914,7 +916,7 @@ def begun_again(leases: EpochLeases) -> EpochLeases:
     leases._read = True
     leases._idle.clear()
     for trainer in list(leases._leased):
-        leases.give_back(trainer)
+        leases.take_back(trainer)
     known = leases._segments is None or leases._segments.known
     left = {leases._batches_of(trainer) for trainer in leases._own}
     if known and not leases.epoch.uneven and len(left) > 1:

@@ -162,7 +162,7 @@ class LeaseTable:
         self._answered.pop(trainer, None)
         self._gone.add(trainer)
         for leases in list(self._epochs.values()):
-            leases.give_back(trainer)
+            leases.take_back(trainer)
         self._close()
 
     def _check(self, trainer: int, incarnation: str) -> None:

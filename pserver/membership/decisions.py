@@ -250,7 +250,7 @@ MOST_AHEAD = 2**20  # numbers that a trainer may pass over: of calls that have f
 T = TypeVar("T")
 
 
-class Lane(Protocol):
+class CallLane(Protocol):
     """The part of a lane that calls use."""
 
     def has_applied(self, record: int) -> bool:
@@ -292,7 +292,7 @@ class LoggedCalls:
         self,
         job: Lifecycle,
         quiesce: Quiesce,
-        lanes: Sequence[Lane],
+        lanes: Sequence[CallLane],
         ready: Callable[[Call], None],
     ) -> None:
         self._job, self._quiesce, self._lanes, self._ready = job, quiesce, lanes, ready

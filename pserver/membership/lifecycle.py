@@ -40,7 +40,7 @@ from typing import TypeVar
 
 from pserver import wire_pb2 as wire
 from pserver.errors import Draining, FingerprintMismatch, JobFailed, PServerError, TrainerLost
-from pserver.membership.waits import Event, Waits
+from pserver.membership.waits import WaitEvent, Waits
 from pserver.onlookers import onlooker
 from pserver.telemetry.logs import WIDTH, LimitedLog
 
@@ -206,7 +206,7 @@ class Lifecycle:
         self.waits.wake_all()
         self.condition.notify_all()
 
-    def wait(self, event: Event, done: Callable[[], bool], deadline: float = math.inf) -> bool:
+    def wait(self, event: WaitEvent, done: Callable[[], bool], deadline: float = math.inf) -> bool:
         """Waits until ``done``, of which the event notifies.  The caller holds the lock.
 
         Args:

@@ -21,8 +21,6 @@ one for which the others wait is named, and not those that wait.  The time is th
 steps of the last ``REPORTS`` heartbeats that brought some, so that one long step, as after a
 checkpoint, names no trainer for long.
 
-No clock: heartbeats bring the trainers' measurements.
-
 [Note: trainers that wait for each other]  A trainer waits in a step (for the others' steps) or at a
 barrier (for the others to reach it).  If some trainers wait in a step and all the rest at a
 barrier, none of them can ever continue: they have taken different numbers of steps.  The same holds
@@ -47,7 +45,7 @@ from pserver.errors import JobFailed, PServerError, TrainerLost, UnknownSession
 from pserver.job_log.records import Applied, Process
 from pserver.limits import Limits
 from pserver.membership.lifecycle import Lifecycle
-from pserver.membership.waits import Event, Wait, WaitTable
+from pserver.membership.waits import Wait, WaitEvent, WaitTable
 from pserver.membership.watermark import Watermark
 from pserver.onlookers import onlooker
 from pserver.running_clock import RUNNING
@@ -77,7 +75,7 @@ class Announced:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class AnnouncedEnd:
     """The end of an announced trainer.
 
     Attributes:
@@ -94,7 +92,7 @@ class Announcements:
 
     def __init__(self) -> None:
         self._announced: dict[str, Announced] = {}  # by incarnation
-        self._ended: dict[int, Ended] = {}  # by trainer
+        self._ended: dict[int, AnnouncedEnd] = {}  # by trainer
 
     @property
     def any(self) -> bool:
@@ -177,7 +175,7 @@ class Announcements:
 
     def _end(self, trainer: int, reason: str, now: float) -> None:
         if all(known.trainer != trainer for known in self._announced.values()):
-            self._ended[trainer] = Ended(now, reason)
+            self._ended[trainer] = AnnouncedEnd(now, reason)
 
 
 # ---- stragglers ----
@@ -438,8 +436,8 @@ class Membership:
 
     Attributes:
         by_trainer: the members; of each number the last one.
-        kept: places of lost trainers that are kept, by trainer: until when, in seconds of the job's
-            clock.
+        reserved: places of lost trainers that are kept, by trainer: until when, in seconds of
+            the job's clock.
         arriving: the same for processes that have been admitted and have not arrived yet.
         held: processes that wait for admission, while the others train.
         fenced: processes that were lost, whether they had joined here or not.
@@ -797,7 +795,7 @@ def wait_until_done(
     members: Membership,
     wait: TrainerWait,
     missing: Callable[[], list[int]],
-    event: Event | None = None,
+    event: WaitEvent | None = None,
 ) -> None:
     """Blocks until ``wait`` is done.  The caller holds the job's lock, which is free meanwhile.
 

@@ -65,7 +65,7 @@ SAVE_SECONDS = 3.0  # for which a ring stands before its saves are put off: othe
 STEPS_SECONDS = 0.5  # likewise, where only steps wait for the saves: their trainers join no save
 
 
-class Kind(enum.Enum):
+class WaitKind(enum.Enum):
     """The kinds of waits; the values are the words that ``pserver status`` shows."""
 
     STEP = "step"
@@ -78,7 +78,7 @@ class Kind(enum.Enum):
     END = "end"
 
 
-ENDS_BY_ITSELF = frozenset({Kind.JOIN, Kind.POSITION, Kind.END})
+ENDS_BY_ITSELF = frozenset({WaitKind.JOIN, WaitKind.POSITION, WaitKind.END})
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Wait:
     """
 
     trainer: int
-    kind: Kind
+    kind: WaitKind
     what: str
     number: int
     since: float
@@ -106,11 +106,11 @@ class Wait:
         return f"trainer {self.trainer} waits at {self.what} for trainer {names}"
 
 
-Key = tuple[int, Kind, str]  # of a wait: the trainer, and what it waits for
+Key = tuple[int, WaitKind, str]  # of a wait: the trainer, and what it waits for
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class HeldWait:
     """A wait that the table holds.
 
     Attributes:
@@ -146,7 +146,7 @@ class WaitTable:
 
     def __init__(self, clock: Callable[[], float] = RUNNING) -> None:
         self._clock = clock
-        self._held: dict[Key, Held] = {}
+        self._held: dict[Key, HeldWait] = {}
         self._numbers = itertools.count(1)
         self._rings: dict[frozenset[int], float] = {}  # by numbers of waits: seen since when
 
@@ -159,10 +159,10 @@ class WaitTable:
 
     @contextmanager
     def held(
-        self, trainer: int, kind: Kind, what: str, missing: Callable[[], Collection[int]]
-    ) -> Iterator[Held]:
+        self, trainer: int, kind: WaitKind, what: str, missing: Callable[[], Collection[int]]
+    ) -> Iterator[HeldWait]:
         """Holds, while the block runs, the wait of a trainer's call.  It ends with the call, where
-        that sets :attr:`Held.over`; otherwise the trainer asks again, and it is the same wait.
+        that sets :attr:`HeldWait.over`; otherwise the trainer asks again, and it is the same wait.
 
         Args:
             missing: gives the trainers that have not arrived.
@@ -171,7 +171,7 @@ class WaitTable:
         self._forget()
         held = self._held.get(key)
         if held is None:
-            held = self._held[key] = Held(next(self._numbers), self._clock(), missing)
+            held = self._held[key] = HeldWait(next(self._numbers), self._clock(), missing)
         held.missing, held.calls, held.over = missing, held.calls + 1, False
         try:
             yield held
@@ -189,18 +189,18 @@ class WaitTable:
             found: by trainer and step ("step 12"), a function that gives those that have not
                 arrived.
         """
-        known = [(trainer, what) for trainer, kind, what in self._held if kind is Kind.STEP]
+        known = [(trainer, what) for trainer, kind, what in self._held if kind is WaitKind.STEP]
         for trainer, what in known:
             if (trainer, what) not in found:
-                del self._held[trainer, Kind.STEP, what]
+                del self._held[trainer, WaitKind.STEP, what]
         for (trainer, what), missing in found.items():
-            key = trainer, Kind.STEP, what
+            key = trainer, WaitKind.STEP, what
             held = self._held.get(key)
             if held is None:
-                held = self._held[key] = Held(next(self._numbers), self._clock(), missing, 1)
+                held = self._held[key] = HeldWait(next(self._numbers), self._clock(), missing, 1)
             held.missing = missing
 
-    def over(self, trainer: int, kind: Kind, what: str) -> None:
+    def over(self, trainer: int, kind: WaitKind, what: str) -> None:
         """Ends a trainer's wait."""
         self._held.pop((trainer, kind, what), None)
 
@@ -221,10 +221,10 @@ class WaitTable:
     def waits(self) -> list[Wait]:
         """All waits, by trainer, and each trainer's in the order in which they began."""
         self._forget()
-        missing: dict[tuple[Kind, str], frozenset[int]] = {}
+        missing: dict[tuple[WaitKind, str], frozenset[int]] = {}
         found = []
         for (trainer, kind, what), held in self._held.items():
-            if (kind, what) not in missing or kind is Kind.STEP:
+            if (kind, what) not in missing or kind is WaitKind.STEP:
                 missing[kind, what] = frozenset(held.missing())
             others = missing[kind, what] - {trainer}
             found.append(Wait(trainer, kind, what, held.number, held.since, others))
@@ -252,7 +252,7 @@ class WaitTable:
             (
                 held.number
                 for (other, kind, _), held in self._held.items()
-                if kind is Kind.SAVE and other != trainer and trainer in held.missing()
+                if kind is WaitKind.SAVE and other != trainer and trainer in held.missing()
             ),
             default=0,
         )
@@ -308,7 +308,7 @@ def rings(waits: Iterable[Wait]) -> list[list[Wait]]:
     found = []
     for component in _components(edges):
         inside = [w for w in blocking if w.trainer in component and w.for_whom & component]
-        if any(wait.kind is not Kind.STEP for wait in inside):
+        if any(wait.kind is not WaitKind.STEP for wait in inside):
             found.append(sorted(inside, key=lambda wait: (wait.trainer, wait.number)))
     return found
 
@@ -355,14 +355,14 @@ def _components(edges: Mapping[int, Collection[int]]) -> list[set[int]]:
 
 def saves_of(ring: Iterable[Wait]) -> list[Wait]:
     """The waits that give way: rule 1 of [Note: rings]."""
-    return [wait for wait in ring if wait.kind is Kind.SAVE]
+    return [wait for wait in ring if wait.kind is WaitKind.SAVE]
 
 
 def ring_patience(ring: Sequence[Wait], fails_after: float) -> float:
     """The seconds for which a ring stands until it is broken."""
     if not saves_of(ring):
         return fails_after
-    steps = all(wait.kind in (Kind.SAVE, Kind.STEP) for wait in ring)
+    steps = all(wait.kind in (WaitKind.SAVE, WaitKind.STEP) for wait in ring)
     return STEPS_SECONDS if steps else SAVE_SECONDS
 
 
@@ -380,7 +380,7 @@ ALL = 2**31  # threads
 log = logging.getLogger(__name__)
 
 
-class Event:
+class WaitEvent:
     """A condition that threads wait for; they stand here until they are notified.
 
     The caller holds the job's lock.
@@ -439,11 +439,11 @@ class Waits:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self._stood_at: dict[Event, None] = {}  # where threads stand
+        self._stood_at: dict[WaitEvent, None] = {}  # where threads stand
 
-    def event(self) -> Event:
+    def event(self) -> WaitEvent:
         """A new event, at which no thread stands."""
-        return Event(self.lock)
+        return WaitEvent(self.lock)
 
     def wake_all(self) -> None:
         """Makes all waits check again, after a change that may concern any of them."""
@@ -452,7 +452,7 @@ class Waits:
 
     def wait(
         self,
-        event: Event,
+        event: WaitEvent,
         done: Callable[[], bool],
         for_whom: Callable[[], str] | None = None,
         deadline: float = math.inf,
@@ -492,7 +492,7 @@ class Waits:
             if done():
                 return True
 
-    def _stand(self, event: Event, seconds: float) -> bool:
+    def _stand(self, event: WaitEvent, seconds: float) -> bool:
         """Stands at an event; returns whether the thread was notified."""
         event.standing += 1
         self._stood_at[event] = None

@@ -2,9 +2,10 @@
 
 In reading order::
 
-    save    ``pserver save``: the servers' values, as a checkpoint
-    replay  ``pserver replay``: a recorded log, applied again
-    keys    ``pserver keys``: the keys of a cluster; save and drain as ``pserver web`` offers them
+    save          ``pserver save``, ``drain`` and ``reset``
+    replay        ``pserver replay``: a recorded log, applied again
+    keys          ``pserver keys``: the keys of a cluster
+    page_actions  save and drain, as ``pserver web`` offers them
 
 May import: ``pserver.client``, ``pserver.checkpoint``, ``pserver.control``, ``pserver.security``,
 ``pserver.job`` and ``pserver.job_log`` for a replay, and the files of the root.  Only

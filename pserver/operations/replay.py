@@ -1,6 +1,6 @@
 """``pserver replay``: applies a recorded log to a checkpoint of its job.
 
-[Note: a server that comes back]  A server that was lost, and resumes from a checkpoint, begins
+[Note: two files of one server]  A server that was lost, and resumes from a checkpoint, begins
 another file.  It has the loaded values, then the state of the log, then what is applied from there
 on.  So that file alone determines what the server holds: what the one before it has besides the
 checkpoint was lost with the server.  Up to the record at which the server has come back, the file
@@ -25,12 +25,12 @@ from rich.progress import Progress as ProgressBar
 from pserver.checkpoint import checkpoint
 from pserver.checkpoint.checkpoint import Reader
 from pserver.checkpoint.manifest import present, some, strangers
-from pserver.client.observer import Progress
+from pserver.client.observer import JobProgress
 from pserver.config import ServerConfig
 from pserver.dense.slices import PREFIX
 from pserver.errors import FingerprintMismatch, Refused
 from pserver.job.program import InstalledProgram, check_program
-from pserver.job_log.files import Damaged, EntryReader, Place
+from pserver.job_log.files import Damaged, EntryPlace, EntryReader
 from pserver.job_log.records import Decided, Joined, LogSnapshot, records_of
 from pserver.lane.recorded_steps import arrays_of, hparams_of, steps_of
 from pserver.membership.decisions import Decisions
@@ -62,7 +62,7 @@ class RecordedPart:
         run: of trainer 0, or of the first one that joined: the same in all parts; "": none has.
         entries: how many are whole.
         returned: of a server that has come back: the number of the last record before that; None:
-            it has not.  See [Note: a server that comes back].
+            it has not.  See [Note: two files of one server].
         last: the number of the last record.
         open: records that decide steps which the file does not have.
         damage: the first entry that is not what was written, and all after it; None: there is none.
@@ -100,7 +100,7 @@ class RecordedPart:
         """The last record up to which it has every step."""
         return min(self.open) - 1 if self.open else self.last
 
-    def places(self) -> Iterator[Place]:
+    def places(self) -> Iterator[EntryPlace]:
         """Its entries, from the first.
 
         Raises:
@@ -133,13 +133,13 @@ def looked_through(path: Path) -> RecordedPart | None:
     return part
 
 
-def standing_of(place: Place) -> LogSnapshot | None:
+def standing_of(place: EntryPlace) -> LogSnapshot | None:
     """The state of the log when a server came back; None for another kind of entry."""
     records = place.entry.records
     return LogSnapshot.of(records.SerializeToString()) if records.HasField("standing") else None
 
 
-def _begun(path: Path, place: Place) -> RecordedPart:
+def _begun(path: Path, place: EntryPlace) -> RecordedPart:
     if place.entry.WhichOneof("what") != "opening":
         raise Damaged(f"{path.name}: expected its beginning, got entry {place.number}")
     opening = place.entry.opening
@@ -147,7 +147,7 @@ def _begun(path: Path, place: Place) -> RecordedPart:
     return RecordedPart(path, path.stat().st_size, opening.recording, program)
 
 
-def _look(part: RecordedPart, place: Place) -> None:
+def _look(part: RecordedPart, place: EntryPlace) -> None:
     what = place.entry.WhichOneof("what")
     part.entries = place.number
     if what == "records":
@@ -163,7 +163,7 @@ def _look(part: RecordedPart, place: Place) -> None:
         part.end = place.entry.closing.failure
 
 
-def _look_at_records(part: RecordedPart, place: Place) -> None:
+def _look_at_records(part: RecordedPart, place: EntryPlace) -> None:
     standing = standing_of(place)
     if standing is not None:
         part.returned = part.last = standing.last
@@ -336,7 +336,7 @@ class ReplayedServer:
 
     # ---- from the log ----
 
-    def apply(self, place: Place) -> None:
+    def apply(self, place: EntryPlace) -> None:
         """Applies an entry.
 
         Raises:
@@ -360,12 +360,12 @@ class ReplayedServer:
                 f"{type(error).__name__}: {error}"
             ) from error
 
-    def count(self, place: Place) -> None:
+    def count(self, place: EntryPlace) -> None:
         """Counts the steps of an entry, which a process before the part's has applied."""
         if place.entry.WhichOneof("what") == "applied":
             self.steps.update(each.step.process.trainer for each in place.entry.applied.steps)
 
-    def _steps(self, place: Place) -> None:
+    def _steps(self, place: EntryPlace) -> None:
         steps = steps_of(place.entry, place.payload)
         self.installed.lane(steps.lane).replay(steps)
         self.record = max(self.record, steps.record)
@@ -373,12 +373,12 @@ class ReplayedServer:
         for each in steps.steps:
             self._last[each.process.trainer] = max(self._last[each.process.trainer], each.step)
 
-    def _stands(self, place: Place) -> None:
+    def _stands(self, place: EntryPlace) -> None:
         standing = standing_of(place)
         if standing is not None:  # the server has come back, and has loaded what is before this
             self.record = standing.last
 
-    def _values(self, place: Place) -> None:
+    def _values(self, place: EntryPlace) -> None:
         values = place.entry.values
         named = {array.name: tensor for array, tensor in arrays_of(place.entry, place.payload)}
         self.installed.slices.load(named)
@@ -391,7 +391,7 @@ class ReplayedServer:
             lane.version = version
             lane.hparams = hparams or lane.hparams
 
-    def _rows(self, place: Place) -> None:
+    def _rows(self, place: EntryPlace) -> None:
         rows = place.entry.rows
         table = self.installed.tables[rows.table]
         if rows.replaced:
@@ -402,7 +402,7 @@ class ReplayedServer:
         if chunk:
             table.load(chunk)
 
-    def _shrunk(self, place: Place) -> None:
+    def _shrunk(self, place: EntryPlace) -> None:
         shrunk = place.entry.shrunk
         threshold = shrunk.threshold if shrunk.HasField("threshold") else None
         self.installed.tables[shrunk.table].shrink(shrunk.days, threshold, now=shrunk.time)
@@ -410,12 +410,12 @@ class ReplayedServer:
     # ---- held values, as an Observer gives them ----
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> JobProgress:
         """The progress of the replay."""
         lanes = self.installed.lanes
         hparams = {group: held for lane in lanes for group, held in lane.hparams.items()}
         step = max(self._last.values(), default=0)
-        return Progress(tuple(lane.version for lane in lanes), step, hparams, "")
+        return JobProgress(tuple(lane.version for lane in lanes), step, hparams, "")
 
     def pause(self, pausing: bool) -> None:
         """Does nothing: values do not change while they are read."""
@@ -707,7 +707,7 @@ def _last(log: RecordedLog, until: int | None, begin: StartingPoint | None) -> i
 def _replayed(
     log: RecordedLog, index: int, begin: StartingPoint | None, last: int, ended: bool, told: Told
 ) -> ReplayedServer:
-    """The values of one server, at the end or as of a record.  See [Note: a server that comes back]
+    """The values of one server, at the end or as of a record.  See [Note: two files of one server]
     in replay.py.
     """
     at, entry, begun = log.at(index, last, ended), 0, -1
@@ -735,8 +735,8 @@ def _replayed(
 
 def _take(
     part: RecordedPart,
-    wanted: Callable[[Place], bool],
-    taken: Callable[[Place], None],
+    wanted: Callable[[EntryPlace], bool],
+    taken: Callable[[EntryPlace], None],
     told: Callable[[int], None],
 ) -> None:
     read = 0
@@ -757,7 +757,7 @@ class _Selection:
     def __init__(self, after: int, last: int) -> None:
         self._after, self._last, self._later = after, last, False
 
-    def __call__(self, place: Place) -> bool:
+    def __call__(self, place: EntryPlace) -> bool:
         steps = place.entry.WhichOneof("what") == "applied"
         if steps and place.entry.applied.record > self._last:
             self._later = True

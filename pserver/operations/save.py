@@ -20,7 +20,7 @@ from rich.progress import Progress as ProgressBar
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from pserver.checkpoint import checkpoint
-from pserver.client.observer import Observer, Progress
+from pserver.client.observer import JobProgress, Observer
 from pserver.control.control_client import ControlClient
 from pserver.dense.slices import unmerged_states
 from pserver.errors import FingerprintMismatch, PServerError, Refused
@@ -118,7 +118,7 @@ STEP_SECONDS = 0.05  # in which a server that is behind takes its step
 log = logging.getLogger(__name__)
 
 
-class Held(Protocol):
+class PausedServer(Protocol):
     """One server, in a pause: see :class:`~pserver.client.observer.Observer`."""
 
     endpoint: str
@@ -126,7 +126,7 @@ class Held(Protocol):
     fingerprint: str
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> JobProgress:
         """The progress of its job."""
 
     def pause(self, pausing: bool) -> None:
@@ -149,7 +149,7 @@ class HeldJob:
             leaves some of them a step ahead.
     """
 
-    def __init__(self, observers: Sequence[Held]) -> None:
+    def __init__(self, observers: Sequence[PausedServer]) -> None:
         numbered = sorted((_index(observer), number) for number, observer in enumerate(observers))
         self.observers = [observers[number] for _, number in numbered]
         self.plan = _plan(self.observers)
@@ -189,7 +189,7 @@ class HeldJob:
             names = ", ".join(observer.endpoint for observer in behind)
             self.apart = f"{names}: a step behind the others, so the values are of two steps"
 
-    def _behind(self) -> list[Held]:
+    def _behind(self) -> list[PausedServer]:
         lanes = [lane for lane, each in enumerate(self.plan.lanes) if each.kind.waits_for_all]
         best = {
             lane: max(each.progress.versions[lane] for each in self.observers) for lane in lanes
@@ -313,13 +313,13 @@ def holding(
         yield job
 
 
-def _index(observer: Held) -> int:
+def _index(observer: PausedServer) -> int:
     deployment = observer.program.deployment
     assert deployment is not None and deployment.server_index is not None, "a pserver program"
     return deployment.server_index
 
 
-def _plan(observers: Sequence[Held]) -> Plan:
+def _plan(observers: Sequence[PausedServer]) -> Plan:
     """The plan of the job that all have.
 
     Raises:
@@ -421,7 +421,7 @@ def save_programs(
     console.print(f"not known to servers: {unknown}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _program(observer: Held, job: HeldJob) -> Program:
+def _program(observer: PausedServer, job: HeldJob) -> Program:
     """A server's program with what the server holds."""
     program = observer.program
     held = [each.name for each in program.main.variables_of(Role.PARAMETER, Role.BUFFER)]
@@ -437,7 +437,7 @@ def _program(observer: Held, job: HeldJob) -> Program:
     return replace(program, storage=storage)
 
 
-def _rows(observer: Held, table: str) -> HeldRows:
+def _rows(observer: PausedServer, table: str) -> HeldRows:
     scanned = list(observer.scan(table))
     arrays = {
         name: torch.cat([chunk[name] for chunk, _ in scanned if name in chunk])

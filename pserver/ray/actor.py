@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pserver.config import MOST_JOB_NAME, check_seconds, refuse_url
 from pserver.errors import JobFailed, Lost
 from pserver.launcher.launch import SERVE
-from pserver.launcher.processes import Group, Process, Terminal
+from pserver.launcher.processes import ChildProcess, Group, Terminal
 from pserver.launcher.started_processes import READY
 from pserver.launcher.supervisor import GRACE_SECONDS
 from pserver.security import tokens
@@ -37,7 +37,7 @@ from pserver.security.keys import (
     new_key,
     write_private,
 )
-from pserver.security.tokens import Role, Secret
+from pserver.security.tokens import CallerRole, Secret
 from pserver.side_business import SideBusiness
 
 # ---- captured output ----
@@ -119,7 +119,7 @@ def ray_library() -> Any:
 
 
 @dataclass(frozen=True)
-class Place:
+class ActorPlace:
     """The place of an actor.
 
     Attributes:
@@ -134,7 +134,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProcessEnd:
     """The end of a process.
 
     Attributes:
@@ -165,7 +165,7 @@ class ActorEvents:
     lines: tuple[str, ...] = ()
     left_out: int = 0
     endpoint: str = ""
-    ended: Ended | None = None
+    ended: ProcessEnd | None = None
 
 
 # ---- order ----
@@ -253,7 +253,7 @@ class JobKeys:
             kind: "server" or "trainer".
             public_key: of the key that its actor has made, as PEM.
         """
-        role = Role.OPERATOR if kind == "server" else Role.TRAINER
+        role = CallerRole.OPERATOR if kind == "server" else CallerRole.TRAINER
         token = self._secret.of(role).text
         if self._authority is None:
             return Credentials(token)
@@ -463,7 +463,7 @@ class LogLines:
         self._left_out = 0
         self._endpoint = ""
         self._told_endpoint = False
-        self._ended: Ended | None = None
+        self._ended: ProcessEnd | None = None
 
     def add(self, line: str) -> None:
         """Adds a line of the process."""
@@ -480,7 +480,7 @@ class LogLines:
             self._endpoint = endpoint
             self._changed.notify_all()
 
-    def end(self, ended: Ended) -> None:
+    def end(self, ended: ProcessEnd) -> None:
         """Notes the end of the process, after its last line."""
         with self._changed:
             self._ended = ended
@@ -597,17 +597,17 @@ class RoleActor:
         self._key = new_key()
         self._spoken = LogLines()
         self._stack = ExitStack()  # what is undone when the process has ended
-        self._process: Process | None = None
+        self._process: ChildProcess | None = None
 
     def __repr__(self) -> str:
         """Its name in Ray's own lines."""
         return self.name
 
-    def place(self) -> Place:
+    def place(self) -> ActorPlace:
         """Its place."""
         ray = ray_library()
         node = ray.get_runtime_context().get_node_id()
-        return Place(ray.util.get_node_ip_address(), node, public_bytes(self._key))
+        return ActorPlace(ray.util.get_node_ip_address(), node, public_bytes(self._key))
 
     def start(self, order: StartRequest) -> None:
         """Starts the server, or the trainer's script.
@@ -622,7 +622,7 @@ class RoleActor:
             command = [sys.executable, script_here(order), *order.arguments]
         group = self._stack.enter_context(Group())
         nowhere = self._stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-        self._process = Process(
+        self._process = ChildProcess(
             self.name,
             command,
             environment,
@@ -671,21 +671,23 @@ class RoleActor:
     def _prepare(self, order: StartRequest) -> dict[str, str]:
         """Writes the credentials; returns the whole environment of the process."""
         inherited = without_other_jobs(os.environ)
-        held = tokens.Held(tokens.folder(os.environ))
+        held = tokens.LockedFiles(tokens.folder(os.environ))
         self._stack.callback(held.remove)
         named = write_credentials(held.directory(), self._kind, order.credentials, self._key)
         if os.path.isdir(order.folder):
             os.chdir(order.folder)
         return {**inherited, **order.variables, **named}
 
-    def _take(self, process: Process, line: str) -> None:
+    def _take(self, process: ChildProcess, line: str) -> None:
         self._spoken.add(line)
         if self._kind == "server" and (match := READY.search(line)):
             self._spoken.ready(match[1])
 
-    def _end(self, process: Process) -> None:
+    def _end(self, process: ChildProcess) -> None:
         assert process.status is not None, "it has ended"
-        self._spoken.end(Ended(process.status, _shortened(process.tail), process.reported_error))
+        self._spoken.end(
+            ProcessEnd(process.status, _shortened(process.tail), process.reported_error)
+        )
 
     # ---- a function in this process ----
 
@@ -701,25 +703,25 @@ class RoleActor:
             ended = _called(function, arguments)
         tail = _shortened(lines) if ended.status and not ended.tail else ended.tail
         self._stack.close()
-        self._spoken.end(Ended(ended.status, tail, ended.told, ended.value))
+        self._spoken.end(ProcessEnd(ended.status, tail, ended.told, ended.value))
 
 
-def _called(function: Callable[..., Any], arguments: Sequence[Any]) -> Ended:
+def _called(function: Callable[..., Any], arguments: Sequence[Any]) -> ProcessEnd:
     """Calls a function, as a script would have been run.  What it raises is printed."""
     try:
         value = function(*arguments)
         _check_result(value)
-        return Ended(0, value=value)
+        return ProcessEnd(0, value=value)
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):
-            return Ended((error.code or 0) & 0xFF)
+            return ProcessEnd((error.code or 0) & 0xFF)
         print(error.code, file=sys.stderr)
-        return Ended(1)
+        return ProcessEnd(1)
     except BaseException as error:
         text = traceback.format_exc()
         print(text, end="", file=sys.stderr)
         told = str(error) if isinstance(error, JobFailed | Lost) else ""
-        return Ended(1, _shortened(text.splitlines()), told)
+        return ProcessEnd(1, _shortened(text.splitlines()), told)
 
 
 def _check_result(value: Any) -> None:

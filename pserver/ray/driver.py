@@ -18,11 +18,11 @@ from pserver.launcher.processes import Terminal
 from pserver.launcher.supervisor import GRACE_SECONDS, LEAVE_SECONDS, REASON_SECONDS
 from pserver.polling import poll
 from pserver.ray.actor import (
+    ActorPlace,
     Credentials,
-    Ended,
     JobKeys,
     JobRequest,
-    Place,
+    ProcessEnd,
     RoleActor,
     StartRequest,
     Target,
@@ -232,7 +232,7 @@ Say = Callable[[str, str], None]
 
 
 @dataclass(eq=False)
-class Member:
+class RayProcess:
     """One actor, and the known state of its process.
 
     Attributes:
@@ -248,9 +248,9 @@ class Member:
     number: int
     bundle: int
     actor: Any
-    place: Place | None = None
+    place: ActorPlace | None = None
     endpoint: str = ""
-    ended: Ended | None = None
+    ended: ProcessEnd | None = None
     gone: str = ""
     broken: bool = False
 
@@ -293,10 +293,10 @@ class WorkerGroup:
         self._request, self._group = request, group
         self._made = self._ray.remote(RoleActor)
         self.members = [
-            Member(kind, number, bundle, self._actor(kind, number, bundle))
+            RayProcess(kind, number, bundle, self._actor(kind, number, bundle))
             for bundle, (kind, number) in enumerate(request.processes())
         ]
-        self._asked: dict[Any, Member] = {}  # by what Ray will answer
+        self._asked: dict[Any, RayProcess] = {}  # by what Ray will answer
 
     def _actor(self, kind: str, number: int, bundle: int) -> Any:
         options = actor_options(self._request, self._group, kind, bundle)
@@ -315,7 +315,7 @@ class WorkerGroup:
                 member.actor = self._actor(member.kind, member.number, member.bundle)
                 member.gone = ""
 
-    def of(self, kind: str) -> list[Member]:
+    def of(self, kind: str) -> list[RayProcess]:
         """Its servers, or its trainers."""
         return [member for member in self.members if member.kind == kind]
 
@@ -330,8 +330,8 @@ class WorkerGroup:
         return [failure for member in self.members if (failure := member.failure)]
 
     def answers(
-        self, members: Sequence[Member], ask: Callable[[Member], Any], seconds: float
-    ) -> dict[Member, Any]:
+        self, members: Sequence[RayProcess], ask: Callable[[RayProcess], Any], seconds: float
+    ) -> dict[RayProcess, Any]:
         """Their answers to a call; none of one whose actor is gone.
 
         Args:
@@ -374,13 +374,13 @@ class WorkerGroup:
                 self._take(self._asked.pop(each), each)
         return True
 
-    def ask_news(self, members: Sequence[Member]) -> None:
+    def ask_news(self, members: Sequence[RayProcess]) -> None:
         """Begins to follow these processes."""
         for member in members:
             if not member.over:
                 self._asked[member.actor.events.remote(NEWS_SECONDS)] = member
 
-    def _take(self, member: Member, answer: Any) -> None:
+    def _take(self, member: RayProcess, answer: Any) -> None:
         try:
             news = self._ray.get(answer)
         except self._ray.exceptions.RayError as error:
@@ -444,7 +444,7 @@ class Attempt:
 
     def __init__(self, request: JobRequest, company: WorkerGroup) -> None:
         self._request, self._company = request, company
-        self._credentials: dict[Member, Credentials] = {}
+        self._credentials: dict[RayProcess, Credentials] = {}
 
     def run(self) -> tuple[Any, ...]:
         """Returns when every trainer has ended well, with what their functions have returned.
@@ -469,7 +469,7 @@ class Attempt:
     def _meet(self, end: float) -> JobKeys:
         """Learns the places of the actors; makes the keys of the job."""
         company = self._company
-        places: dict[Member, Place] = {}
+        places: dict[RayProcess, ActorPlace] = {}
         seconds = end - RUNNING()
         for waited in poll(log, self._unplaced, seconds, PAUSE_SECONDS):
             if waited:
@@ -497,7 +497,7 @@ class Attempt:
         company, request = self._company, self._request
         servers = company.of("server")
 
-        def start(member: Member) -> Any:
+        def start(member: RayProcess) -> Any:
             assert member.place is not None, "it has said where it is"
             endpoint = spell(keys.host(member.place.address), 0)
             variables = own_variables(request, "server", member.number)
@@ -519,7 +519,7 @@ class Attempt:
         endpoints = [server.endpoint for server in company.of("server")]
         trainers = company.of("trainer")
 
-        def start(member: Member) -> Any:
+        def start(member: RayProcess) -> Any:
             variables = own_variables(request, "trainer", member.number, endpoints)
             order = StartRequest(variables, self._credentials[member], folder=os.getcwd())
             if request.is_function:

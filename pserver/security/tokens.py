@@ -45,7 +45,7 @@ from pserver.errors import NotAllowed, Refused
 # What the holder of a key may do.
 
 
-class Role(enum.IntEnum):
+class CallerRole(enum.IntEnum):
     """The rights of a caller; each role includes those before it.
 
     Attributes:
@@ -86,13 +86,13 @@ class Secret:
         key: the secret bytes.
     """
 
-    role: Role
+    role: CallerRole
     key: bytes = field(repr=False)
 
     @classmethod
     def make(cls) -> Secret:
         """A new operator's secret."""
-        return cls(Role.OPERATOR, secrets.token_bytes(SECRET_BYTES))
+        return cls(CallerRole.OPERATOR, secrets.token_bytes(SECRET_BYTES))
 
     @classmethod
     def parse(cls, text: str) -> Secret:
@@ -102,7 +102,7 @@ class Secret:
             ValueError: it holds something else; the message does not repeat it.
         """
         word, _, digits = text.strip().partition(":")
-        roles = {role.word: role for role in (Role.OPERATOR, Role.TRAINER)}
+        roles = {role.word: role for role in (CallerRole.OPERATOR, CallerRole.TRAINER)}
         try:
             key = bytes.fromhex(digits)
         except ValueError:
@@ -119,7 +119,7 @@ class Secret:
         """As a token file holds it."""
         return f"{self.role.word}:{self.key.hex()}"
 
-    def of(self, role: Role) -> Secret:
+    def of(self, role: CallerRole) -> Secret:
         """The key of a role, where this one gives it.
 
         Raises:
@@ -127,9 +127,9 @@ class Secret:
         """
         if role is self.role:
             return self
-        if self.role is Role.OPERATOR and role is Role.TRAINER:
+        if self.role is CallerRole.OPERATOR and role is CallerRole.TRAINER:
             made = hmac.new(self.key, b"pserver trainer", hashlib.sha256).digest()
-            return Secret(Role.TRAINER, made)
+            return Secret(CallerRole.TRAINER, made)
         raise ValueError(f"expected an operator's key, got a {self.role.word}'s")
 
 
@@ -164,7 +164,7 @@ class Challenge:
         client_nonce, server_nonce: 32 bytes each.
     """
 
-    role: Role
+    role: CallerRole
     port: int
     client_nonce: bytes
     server_nonce: bytes
@@ -345,7 +345,7 @@ class Nonces:
 # The end that asks: it sees the server's proof before it says anything.
 
 
-class Question:
+class ProofRequest:
     """One call, or one HELLO, to a server that must prove itself first.
 
     Args:
@@ -477,7 +477,7 @@ def write(path: Path, secret: Secret) -> None:
         file.write(secret.text + "\n")
 
 
-class Held:
+class LockedFiles:
     """Files and directories that are locked, and removed at the end.
 
     See [Note: files of a launch that was killed].

@@ -39,7 +39,7 @@ from pserver.lane.rounds import Clipping, Contribution
 from pserver.lane.tasks import UpdateTask
 from pserver.membership.members import Member
 from pserver.membership.watermark import Outcome
-from pserver.security.tokens import Role
+from pserver.security.tokens import CallerRole
 from pserver.service.streams import (
     EXPECTED,
     StreamTimes,
@@ -64,7 +64,7 @@ from pserver.transport.arrays import (
     row_gradients,
     whole_values,
 )
-from pserver.transport.memory import ZONE_BYTES, Segment
+from pserver.transport.memory import ZONE_BYTES, ZoneMemory
 from pserver.transport.stream import Offer, SequencedStream
 from pserver.wire_pb2 import Commit, Done, Frame, Hello, Kind, Norms, Part
 from transpiler.formats.messages import hparams_from_proto
@@ -131,7 +131,7 @@ class GradientAssembler:
         self._received: dict[str, int] = {}  # bytes, by name on the wire
         self._odd: set[str] = set()  # names on the wire: a value is not finite
         self._step = 0  # the step that those belong to
-        self._segment: Segment | None = None  # that the trainer may write to
+        self._segment: ZoneMemory | None = None  # that the trainer may write to
 
     def share(self, offer: Offer | None) -> None:
         """Lets the trainer write large gradients to their buffers, where the stream and the system
@@ -151,7 +151,7 @@ class GradientAssembler:
         if offer is None or not sizes:
             return
         try:
-            self._segment = Segment(sizes)
+            self._segment = ZoneMemory(sizes)
         except OSError as error:
             log.warning("gradients take the longer way: %s", error)
             return
@@ -375,7 +375,7 @@ class TensorService:
         job: Job,
         member: Member,
         hello: Hello,
-        role: Role,
+        role: CallerRole,
         working: WorkingStreams,
     ) -> None:
         self._stream = stream

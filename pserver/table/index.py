@@ -528,7 +528,7 @@ def _mapped(size: int, reserve: bool) -> mmap.mmap:
     return mmap.mmap(-1, size, flags=flags)
 
 
-class Memory:
+class GrowingArray:
     """A growing array of zeros.  See [Note: reserved memory].
 
     Args:
@@ -691,9 +691,9 @@ class Index:
     watcher: Watcher | None
 
     def __init__(self) -> None:
-        self.ids = Memory(0, np.int64)
+        self.ids = GrowingArray(0, np.int64)
         self._side = SIDE
-        self._entries = Memory(0, np.int64, 4 * PARTS * self._side * 8, large=False)
+        self._entries = GrowingArray(0, np.int64, 4 * PARTS * self._side * 8, large=False)
         while len(self._entries.array) < 4 * PARTS * self._side and self._side > 2 * ROOM:
             self._side //= 2
         self._entries.need(4 * PARTS * self._side)
@@ -848,7 +848,7 @@ class Index:
         """
         held, base, reach = self._entries.array, self._base.copy(), self._reach
         self._side *= 2
-        self._entries = Memory(0, np.int64, 4 * PARTS * self._side * 8, large=False)
+        self._entries = GrowingArray(0, np.int64, 4 * PARTS * self._side * 8, large=False)
         self._entries.need(4 * PARTS * self._side)
         self._base = (2 * np.arange(PARTS, dtype=np.int64) + self._which) * self._side
         for part in range(PARTS):

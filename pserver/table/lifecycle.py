@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from pserver.table.ids import plain
-from pserver.table.index import KEYS, Index, Memory
+from pserver.table.index import KEYS, GrowingArray, Index
 from pserver.table.kernels import Array, kernel
 from pserver.table.rows import BLOCK, Rows, chance, seed_word
 from pserver.table.updater import RowUpdater
@@ -78,7 +78,7 @@ class AdmissionFilter:
             ("show", "click", "unseen") if isinstance(self.entry, ShowClickEntry) else ("count",)
         )
         self.names = (*names, *(("pushed",) if table.ttl is not None else ()))
-        self._memory = Memory(len(self.names), np.float64)
+        self._memory = GrowingArray(len(self.names), np.float64)
 
     @property
     def delays(self) -> bool:

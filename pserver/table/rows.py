@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from pserver.table.ids import mix, plain
-from pserver.table.index import FETCHED, Index, Layout, Memory
+from pserver.table.index import FETCHED, GrowingArray, Index, Layout
 from pserver.table.kernels import Array, copy, kernel, prefetch
 from pserver.table.rules import AHEAD, LINE
 from transpiler.ir.tables import HALVES, Initial, Table
@@ -383,7 +383,7 @@ class Rows:
         self._states, self._words = tuple(states), tuple(words)
         self.layout = Layout(table.dim, self.dtype, states, words)
         self.stored = self._stored_layout()
-        self._memory = Memory(self.stored.columns, self.dtype)
+        self._memory = GrowingArray(self.stored.columns, self.dtype)
         self.template: Array = np.zeros(self.layout.columns, self.dtype)
         self.epoch, self.calls = 0, 0
         self.removed: Index | None = None
@@ -436,7 +436,7 @@ class Rows:
         old, held, template = self.stored, self._memory.array, self.template
         self.layout = Layout(self.table.dim, self.dtype, self._states, self._words)
         self.stored = self._stored_layout()
-        self._memory = Memory(self.stored.columns, self.dtype)
+        self._memory = GrowingArray(self.stored.columns, self.dtype)
         self._memory.need(self.index.used)
         states = sum(width for _, width in self._states)
         width = self.stored.dim + states

@@ -21,7 +21,7 @@ import numpy as np
 
 from pserver.table import ids as id_arithmetic
 from pserver.table.ids import checked, outside, plain, unique
-from pserver.table.index import Index, Layout, Memory, order_of
+from pserver.table.index import GrowingArray, Index, Layout, order_of
 from pserver.table.kernels import Array
 from pserver.table.lifecycle import RowLifecycle, words_of
 from pserver.table.rows import HalfRows, Rows
@@ -40,7 +40,7 @@ class _Generation:
 
     def __init__(self, dim: int, dtype: type[np.generic]) -> None:
         self.index = Index()
-        self.rows = Memory(dim, dtype)
+        self.rows = GrowingArray(dim, dtype)
 
     def put(self, ids: Array, rows: Array) -> None:
         slots, missing = self.index.locate(ids)

@@ -18,10 +18,6 @@ In reading order::
     registry       all transports by name, and the choice among them
     endpoint       HOST:PORT as the operating system sees it
 
-and below them ``endpoint`` (HOST:PORT as the system sees it), ``pipe`` (a queue that any thread can
-break), ``accept_loop`` (a listening socket) and ``open_streams`` (the open streams of an accepting
-end).
-
 May import: ``pserver.errors``, ``pserver.limits``, ``pserver.telemetry.logs``,
 ``pserver.security``, ``pserver.table.gradient``, the generated messages, ``transpiler``.
 """

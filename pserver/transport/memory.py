@@ -206,7 +206,7 @@ class Zone:
     index: int
 
 
-class Segment:
+class ZoneMemory:
     """Memory with zones, at the end that made it.
 
     Args:
@@ -272,7 +272,7 @@ class PeerSegment:
     """The peer's segment, mapped.
 
     Attributes:
-        zones, memory, counts: as of :class:`Segment`.
+        zones, memory, counts: as of :class:`ZoneMemory`.
     """
 
     zones: Mapping[str, Zone]

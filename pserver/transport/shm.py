@@ -40,7 +40,7 @@ from pserver.security.keys import Keys
 from pserver.transport import memory as memory_file
 from pserver.transport.endpoint import spell
 from pserver.transport.frames import HEADER_BYTES, copy_bytes, parse_header
-from pserver.transport.memory import PeerSegment, Segment
+from pserver.transport.memory import PeerSegment, ZoneMemory
 from pserver.transport.stream import (
     FRAME_BYTES,
     AcceptLoop,
@@ -174,7 +174,7 @@ def attach(descriptor: int) -> tuple[memoryview, memoryview]:
     return memory[:DIRECTION_BYTES], memory[DIRECTION_BYTES:]
 
 
-class Ring:
+class SlotRing:
     """The slots of one direction, as one end sees them: the place of the next, and those in use.
 
     The stream's lock of that direction guards it.
@@ -282,7 +282,7 @@ FREE = b"-"  # one for each slot that has been read
 MAX_FREED = 2**10  # free slots read from the socket at once: a direction has fewer
 INLINE_BYTES = 2**14  # up to here two copies by the kernel cost less than a slot
 
-Direction = tuple[socket.socket, Ring]
+Direction = tuple[socket.socket, SlotRing]
 
 
 class ShmStream(SocketStream):
@@ -343,7 +343,7 @@ class ShmStream(SocketStream):
         zones = self._zones.get(header.kind)
         return zones is not None and zones.claim(header, buffers, size)
 
-    def offer(self, kind: Kind, segment: Segment) -> None:
+    def offer(self, kind: Kind, segment: ZoneMemory) -> None:
         """See :class:`pserver.transport.stream.Stream`."""
         head = segment.table(kind).SerializeToString()
         prelude = PRELUDE.pack(OFFER, len(head), segment.memory.nbytes)
@@ -544,7 +544,7 @@ def connect(host: str, port: int, *, timeout_seconds: float, keys: Keys | None =
         far.close()
         if segment >= 0:
             os.close(segment)
-    return ShmStream(here, (outgoing, Ring(ours)), (near, Ring(theirs)), accepting=False)
+    return ShmStream(here, (outgoing, SlotRing(ours)), (near, SlotRing(theirs)), accepting=False)
 
 
 def _greeted(limits: Limits, connection: socket.socket) -> ShmStream:
@@ -582,8 +582,8 @@ def _greeted(limits: Limits, connection: socket.socket) -> ShmStream:
     back.settimeout(None)
     return ShmStream(
         f"process {pid} of this host",
-        (back, Ring(ours)),
-        (connection, Ring(theirs)),
+        (back, SlotRing(ours)),
+        (connection, SlotRing(theirs)),
         True,
         limits.hello_bytes,
     )

@@ -218,7 +218,7 @@ STRANGERS_BYTES = 2**23  # that all of them together may have sent
 KEEPALIVE_SECONDS = 60  # until the kernel asks a silent peer whether it is still there
 
 
-class Client:
+class ProxiedPeer:
     """The peer of a connection.
 
     Attributes:
@@ -262,9 +262,9 @@ class TcpProxy:
         self._strangers = HalfOpen(max(1, min(STRANGERS, self._most // 2)), limits.hello_seconds)
         self._strangers_bytes = 0  # at least as many as they have sent
         self._refusals = LimitedLog(_log)
-        self._clients: dict[socket.socket, Client] = {}  # by their sockets
+        self._clients: dict[socket.socket, ProxiedPeer] = {}  # by their sockets
         self._lock = Lock()  # guards the one below, which only the proxy's thread changes
-        self._by_name: dict[str, Client] = {}
+        self._by_name: dict[str, ProxiedPeer] = {}
         self._room = memoryview(bytearray(ROOM_BYTES))
         self._refusing, self._closing = Event(), Event()
         self._woken, self._waker = socket.socketpair()
@@ -360,12 +360,12 @@ class TcpProxy:
                 front.close()
                 continue
             front.setblocking(False)
-            client = self._clients[front] = Client(front, spell(*address[:2]))
+            client = self._clients[front] = ProxiedPeer(front, spell(*address[:2]))
             end = partial(self._drop, client)  # called in this thread, as all of its methods
             client.number = self._strangers.begin(address_of(client.peer), end)
             self._watch(front, READ, client)
 
-    def _pass_on(self, client: Client) -> None:
+    def _pass_on(self, client: ProxiedPeer) -> None:
         """Passes on what there is of one connection; both of its sockets may be ready at once."""
         if client.front not in self._clients:
             return
@@ -386,7 +386,7 @@ class TcpProxy:
             self._strangers_bytes += count
             self._bound_bytes()
 
-    def _connected(self, client: Client) -> ProxiedConnection | None:
+    def _connected(self, client: ProxiedPeer) -> ProxiedConnection | None:
         """The connection to the server, opened when the client has sent something; None: not yet.
 
         Raises:
@@ -421,7 +421,7 @@ class TcpProxy:
             self._strangers_bytes -= sent[most]
             self._drop(most)
 
-    def _watch(self, each: socket.socket, events: int, client: Client | None = None) -> None:
+    def _watch(self, each: socket.socket, events: int, client: ProxiedPeer | None = None) -> None:
         """Waits for these events of a socket; 0 is none."""
         watched = self._selector.get_map().get(each)
         if watched is None:
@@ -432,7 +432,7 @@ class TcpProxy:
         elif watched.events != events:
             self._selector.modify(each, events, client)
 
-    def _drop(self, client: Client | None) -> None:
+    def _drop(self, client: ProxiedPeer | None) -> None:
         """Closes a connection, if it is one that is open."""
         if client is None or self._clients.pop(client.front, None) is None:
             return

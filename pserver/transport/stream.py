@@ -62,14 +62,14 @@ from pserver.half_open import HalfOpen, address_of
 from pserver.limits import Limits
 from pserver.security.access import Access
 from pserver.security.keys import Bearer
-from pserver.security.tokens import Question
+from pserver.security.tokens import ProofRequest
 from pserver.telemetry.logs import LimitedLog
 from pserver.transport.endpoint import spell
 from pserver.transport.memory import ByteCounters
 from pserver.wire_pb2 import Frame, Hello, Kind
 
 if TYPE_CHECKING:
-    from pserver.transport.memory import Segment
+    from pserver.transport.memory import ZoneMemory
 
 
 # ---- stream ----
@@ -87,7 +87,7 @@ Land = Callable[[Frame, int], list[memoryview] | None]
 """``land(header, size)`` says where a frame's payload of ``size`` bytes goes: writable buffers,
 one behind another, of that size together; None: nowhere in particular.  It raises nothing."""
 
-Offer = Callable[[Kind, "Segment"], None]
+Offer = Callable[[Kind, "ZoneMemory"], None]
 """``offer(kind, segment)``, at the accepting end; raises ``Unreachable``."""
 
 
@@ -394,7 +394,7 @@ def greet(stream: Stream, hello: Hello, access: Access, endpoint: str, timeout: 
     try:
         if access.secret is not None:
             _, port = split_endpoint(endpoint)
-            question = Question(access.secret, port, f"the stream to {endpoint}")
+            question = ProofRequest(access.secret, port, f"the stream to {endpoint}")
             with _broken_after(timeout, stream):
                 asked = Hello(nonce=question.nonce, role=question.role)
                 stream.send(Frame(kind=Kind.HELLO, hello=asked))

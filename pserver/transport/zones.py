@@ -33,7 +33,7 @@ from collections.abc import Iterator, Sequence
 
 from pserver.errors import CorruptFrame
 from pserver.transport.frames import copy_bytes, spread
-from pserver.transport.memory import PeerSegment, Segment, address_of
+from pserver.transport.memory import PeerSegment, ZoneMemory, address_of
 from pserver.transport.stream import LANDED, MISSED, Land
 from pserver.wire_pb2 import Frame, Part
 
@@ -47,7 +47,7 @@ class OfferedZones:
         segment: with the zones.
     """
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: ZoneMemory) -> None:
         self._segment = segment
 
     def claim(self, header: Frame, payload: Sequence[memoryview], size: int) -> bool:
@@ -171,7 +171,7 @@ class UnmappedZones:
 Zones = OfferedZones | FilledZones | ReadZones | UnmappedZones
 
 
-def _pieces(segment: Segment | PeerSegment, header: Frame, size: int) -> list[memoryview] | None:
+def _pieces(segment: ZoneMemory | PeerSegment, header: Frame, size: int) -> list[memoryview] | None:
     """The places of a frame's parts in a segment; None: one of them fits no zone, or they are of
     another size together.
     """

@@ -2,8 +2,9 @@
 
 In reading order::
 
-    server    HTTP; the collector that asks the servers
-    job_view  the servers' states over time, rates between two, events, the last lines of logs; pure
+    server    HTTP, the rights of visitors, and the collector that asks the servers
+    samples   the servers' states at one moment, rates between two, events, lines of logs
+    job_view  the job as the page shows it, over time, JSON-able; pure
     views     the page's answers, tables and curves, JSON-able; pure
 
 ``static/`` holds the page: one HTML file, one style sheet, one script.  Nothing is built, and

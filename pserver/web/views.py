@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
-from pserver.web.job_view import Change, Sample
+from pserver.web.samples import Change, Sample
 from pserver.wire_pb2 import StatusReply, TrainerReport, TrainerStatus
 
 # ---- curves ----

@@ -170,7 +170,7 @@ class Process:
                 channel.close(abruptly=True)
             client._control.close()
         ended.set()
-        self.communicator._departure.forget()
+        self.communicator._shutdown.forget()
 
     def _send(self) -> None:
         with suppress(PServerError):

@@ -23,7 +23,7 @@ from tests.checker.trial import AnyTransport
 from tests.checker.worlds import DIM, FEW, MANY, TOGETHER, World
 from trainer.checkpoint.resume import jointly
 from trainer.communicator.communicator import Communicator
-from trainer.communicator.session import Apart
+from trainer.communicator.joint_calls import Apart
 from trainer.job.due_saves import DueSaves
 from trainer.job.save_schedule import SaveSchedule
 from trainer.samplers.leased_pass import LeasedPass, SampleLists
@@ -309,10 +309,10 @@ class Process:
     def leave(self) -> None:
         """As a trainer leaves whose host takes it away, between two steps."""
         communicator, self.preempted = self.communicator, True
-        communicator._departure.drain(communicator.lanes)
-        communicator._departure.forget()
+        communicator._shutdown.drain(communicator.lanes)
+        communicator._shutdown.forget()
         communicator._left = self.left = True
-        communicator._departure.leave(communicator.lanes, "", False, communicator.step)
+        communicator._shutdown.leave(communicator.lanes, "", False, communicator.step)
         communicator.page.close()
 
     def die(self, commits: int) -> None:
@@ -359,7 +359,7 @@ class Process:
             client._control.close()
         for lane in self.communicator.lanes:
             lane.stop()
-        self.communicator._departure.forget()
+        self.communicator._shutdown.forget()
 
     def goes_on(self) -> str:
         """Goes on as one that does not know that it was lost.

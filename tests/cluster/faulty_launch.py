@@ -46,7 +46,7 @@ def _watched(make: Callable[..., Any]) -> Callable[..., Any]:
 
 if __name__ == "__main__":
     _, servers, trainers, timeout, script, *words = sys.argv
-    vars(started_processes)["Process"] = _watched(processes.Process)
+    vars(started_processes)["ChildProcess"] = _watched(processes.ChildProcess)
     supervisor.READY_SECONDS = scaled(READY_SECONDS)
     endpoints = cluster_endpoints(servers, trainers, None)
     cluster = Cluster(script, tuple(words), *endpoints, heartbeat_timeout_seconds=float(timeout))

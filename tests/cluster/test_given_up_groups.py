@@ -62,7 +62,7 @@ def test_its_end_comes_after_that_groups(processes: Processes) -> None:
     interpreter's end, which would abort the process.
     """
     serves, gives_up = given_up(processes)
-    gives_up.said(r"waits up to \d+ s for the end of a process group that was given up")
+    gives_up.said(r"waiting up to \d+ s for the end of a process group that was given up")
 
     serves.send(signal.SIGKILL)
 
@@ -74,4 +74,4 @@ def test_a_process_that_fails_does_not_wait(processes: Processes) -> None:
     serves, gives_up = given_up(processes, "fails")
 
     assert gives_up.status(patience=30) == 1, f"{gives_up}"
-    assert serves.running and not any("waits up to" in line for line in gives_up.lines)
+    assert serves.running and not any("waiting up to" in line for line in gives_up.lines)

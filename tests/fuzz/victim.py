@@ -21,7 +21,7 @@ from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError
 from pserver.security import tokens
 from pserver.security.access import Access
-from pserver.security.tokens import Role, Secret
+from pserver.security.tokens import CallerRole, Secret
 from pserver.wire_pb2 import HeartbeatRequest, ObserveRequest, StatusRequest
 from tests.fuzz.attacks import OPEN_CALLS, Attacker
 from tests.fuzz.insider import Insider
@@ -123,7 +123,10 @@ class Victim:
         self._access, self._access_of_trainers = Access(), Access()
         if "key" in guard:
             secret = Secret.make()
-            self._access, self._access_of_trainers = Access(secret), Access(secret.of(Role.TRAINER))
+            self._access, self._access_of_trainers = (
+                Access(secret),
+                Access(secret.of(CallerRole.TRAINER)),
+            )
             tokens.write(folder / "token", secret)
             environ["PSERVER_TOKEN_FILE"] = str(folder / "token")
         elif "certificates" in guard:
@@ -172,8 +175,8 @@ class Victim:
         if "have" not in self.guard or which % 4 == 3:
             return Attacker(*known, OPEN_CALLS if self.guard == "open" else ())
         if which % 4 == 2:
-            return Insider(*known, self._access, Role.OPERATOR)
-        return Insider(*known, self._access_of_trainers, Role.TRAINER)
+            return Insider(*known, self._access, CallerRole.OPERATOR)
+        return Insider(*known, self._access_of_trainers, CallerRole.TRAINER)
 
     def begin(self) -> None:
         """Steps and heartbeats begin; the peak of the memory is counted from here."""

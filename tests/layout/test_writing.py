@@ -32,7 +32,7 @@ WHY_NOT = {
     "pserver/launcher/planning/plan.py": "what a probe says, in a folder that goes with it",
     "pserver/ray/actor.py": "opens /dev/null",
     "pserver/storage/remote.py": "an object of a store, whose errors name the place",
-    "trainer/communicator/session.py": "a pipe",
+    "trainer/communicator/termination.py": "a pipe",
     "trainer/examples/clicks.py": "an example",
     "trainer/examples/synthetic.py": "an example",
 }

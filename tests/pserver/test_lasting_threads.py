@@ -27,7 +27,7 @@ from pserver.client.client import Client, Report, ServerReturn
 from pserver.client.observer import Observer
 from pserver.job_log.follower import FollowerLink
 from pserver.launcher.log_file import LogFile
-from pserver.launcher.processes import Group, Process, Terminal
+from pserver.launcher.processes import ChildProcess, Group, Terminal
 from pserver.limits import Limits
 from pserver.ray import actor
 from pserver.service import streams
@@ -39,7 +39,7 @@ from pserver.web.server import Collector
 from pserver.wire_pb2 import AnnounceReply, HeartbeatReply, JoinReply
 from tests.support.sources import MODULES, nodes, relative
 from tests.support.waiting import eventually
-from trainer.collective.rendezvous import Membership
+from trainer.collective.rendezvous import TrainerHeartbeats
 from trainer.communicator import session
 
 TIMES = 3  # that the system refuses something
@@ -77,13 +77,13 @@ def running(target: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def drains(path: Path) -> tuple[Process, io.StringIO, Group]:
+def drains(path: Path) -> tuple[ChildProcess, io.StringIO, Group]:
     """A process that says more than a pipe holds; its log is on a disk that is full."""
     group, out = Group(), io.StringIO()
     group.__enter__()
     script = "for k in range(2000): print(k, 'x' * 100)"
     over = threading.Event()
-    process = Process(
+    process = ChildProcess(
         "trainer 0",
         [sys.executable, "-c", script],
         dict(os.environ),
@@ -117,7 +117,7 @@ def test_a_terminal_that_cannot_be_written_to_holds_up_no_process(tmp_path: Path
     path, over = tmp_path / "trainer-0.log", threading.Event()
     with Group() as group, open("/dev/full", "w", encoding="utf-8", buffering=1) as full:
         command = [sys.executable, "-c", "for k in range(2000): print(k, 'x' * 100)"]
-        process = Process(
+        process = ChildProcess(
             "trainer 0",
             command,
             dict(os.environ),
@@ -339,7 +339,7 @@ def collectors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def memberships(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the other trainers say, and the look at the main thread."""
-    member, look = Membership.__new__(Membership), Refusing()
+    member, look = TrainerHeartbeats.__new__(TrainerHeartbeats), Refusing()
     member._peers, member._timeout, member._closed, member._ends_process = {}, 0.01, False, True
     member._guard = cast(Any, SimpleNamespace(look=look))
     member._sending = threading.Lock()
@@ -405,7 +405,7 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("pserver/web/server.py", "self._ask"): collectors,
     ("pserver/web/server.py", "self._take"): collectors,
     ("trainer/collective/rendezvous.py", "self._run"): memberships,
-    ("trainer/communicator/session.py", "self._watch"): the_thread_of_sigterm,
+    ("trainer/communicator/termination.py", "self._watch"): the_thread_of_sigterm,
     # what is beside their work is nothing that the system could refuse
     ("pserver/running_clock.py", "self._run"): "asks for the time",
     ("pserver/launcher/processes.py", "self._wait"): "waits for a child, and puts it into a queue",
@@ -438,10 +438,10 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("pserver/transport/inprocess.py", "self._streams.run"): "one stream",
     ("pserver/web/server.py", "self._do"): "one act",
     ("pserver/lane/tasks.py", "torch.set_num_threads"): "one call",
-    ("trainer/communicator/session.py", "client.announce_end"): "one call",
-    ("trainer/communicator/session.py", "self._answer"): "one call",
-    ("trainer/communicator/session.py", "os.kill"): "one call",
-    ("trainer/communicator/session.py", "tell"): "one call",
+    ("trainer/communicator/termination.py", "client.announce_end"): "one call",
+    ("trainer/communicator/termination.py", "self._answer"): "one call",
+    ("trainer/communicator/termination.py", "os.kill"): "one call",
+    ("trainer/communicator/termination.py", "tell"): "one call",
     ("trainer/collective/spawn.py", "_end_with_parent"): "waits for one end",
     ("trainer/data/formats.py", "_end_with_parent"): "waits for one end",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pserver.web.job_view import Sample
+from pserver.web.samples import Sample
 from pserver.wire_pb2 import (
     Event,
     LaneReport,

@@ -109,8 +109,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
         for name, field in FIELDS.items()
         if field.kind.type == "bool"
     },
-    "transpiler.DistributeTranspilerConfig.said.sync_mode": lambda value: (
-        transpiler.DistributeTranspilerConfig().said(value)
+    "transpiler.DistributeTranspilerConfig.sync_requested.sync_mode": lambda value: (
+        transpiler.DistributeTranspilerConfig().sync_requested(value)
     ),
 }
 OF_PROGRAMS = {

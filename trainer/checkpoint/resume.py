@@ -44,14 +44,14 @@ _ERRORS: dict[str, type[Exception]] = {
 } | {"TypeError": TypeError}
 
 
-class Meeting(Protocol):
+class JobBarriers(Protocol):
     """The barriers of a job's trainers."""
 
     def barrier(self, name: str, text: str = "") -> dict[int, str]:
         """Waits for every trainer that has not left; returns the text of each."""
 
 
-class Part:
+class JointPart:
     """One trainer's share of a joint part.
 
     Attributes:
@@ -63,7 +63,7 @@ class Part:
 
 
 @contextmanager
-def jointly(meeting: Meeting, call: str, barrier: str) -> Iterator[Part]:
+def jointly(meeting: JobBarriers, call: str, barrier: str) -> Iterator[JointPart]:
     """Ends when the block has succeeded on every trainer, and otherwise raises on every trainer.
 
     Args:
@@ -83,7 +83,7 @@ def jointly(meeting: Meeting, call: str, barrier: str) -> Iterator[Part]:
             if trainer_id == 0:
                 write()
     """
-    part = Part()
+    part = JointPart()
     try:
         yield part
     except BaseException as failure:
@@ -103,7 +103,7 @@ def jointly(meeting: Meeting, call: str, barrier: str) -> Iterator[Part]:
         )
 
 
-def _tell(meeting: Meeting, barrier: str, failure: BaseException) -> None:
+def _tell(meeting: JobBarriers, barrier: str, failure: BaseException) -> None:
     """Reports a failure to the other trainers.  Where that fails, the job's end informs them; this
     trainer raises the first error.
     """
@@ -324,7 +324,7 @@ def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenCheckpoint:
     """A checkpoint that fits the job; nothing of the job is changed yet.
 
     Attributes:
@@ -351,7 +351,7 @@ def opened(
     optimizers: Sequence[Trained],
     scheduler: Any | None = None,
     tables: TableStore | None = None,
-) -> Opened:
+) -> OpenCheckpoint:
     """Reads the checkpoint, and compares it with the job; changes nothing.
 
     Args:
@@ -367,7 +367,7 @@ def opened(
     meta = reader.meta
     if "saved_by" in meta:  # `pserver save`, which also knows the groups of tables' own rules
         meta = {**meta, "groups": meta["groups"][: sum(_sizes(optimizers))]}
-    found = Opened(reader, {}, {}, meta)
+    found = OpenCheckpoint(reader, {}, {}, meta)
     for name, tensor in reader.tensors().items():
         kind, _, rest = name.partition("/")
         if kind == "model":
@@ -393,7 +393,7 @@ def opened(
 
 
 def load(
-    found: Opened,
+    found: OpenCheckpoint,
     tensors: Mapping[str, torch.Tensor],
     optimizers: Sequence[Trained],
     scheduler: Any | None = None,
@@ -456,7 +456,7 @@ def load_groups(saved: Sequence[Mapping[str, Any]], optimizers: Sequence[Trained
         )
 
 
-def load_stepped(found: Opened, tables: TableStore | None) -> None:
+def load_stepped(found: OpenCheckpoint, tables: TableStore | None) -> None:
     """Loads the rows that a trainer steps by itself, with their states; every trainer calls this
     after the servers have theirs.  A checkpoint of another mode has none: states start anew.
     """
@@ -527,7 +527,7 @@ def _check_schedulers(path: str, states: Any, scheduler: Any) -> None:
 def _check(
     path: str,
     present: Mapping[str, torch.Tensor],
-    found: Opened,
+    found: OpenCheckpoint,
 ) -> None:
     """Raises ValueError if a checkpoint does not fit the job, before anything is changed."""
     values = found.values

@@ -50,7 +50,7 @@ from trainer.collective.rendezvous import Peers, never_destroy
 from trainer.collective.world import copy_to_group, current_peers, naming_trainers
 from transpiler.files import bounded_json
 from transpiler.plan.settings import check_flag
-from transpiler.strategy.exchange import Exchange
+from transpiler.strategy.exchange import GradientExchange
 
 Hook = Callable[[Any, GradBucket], Future[torch.Tensor]]
 _made: Counter[str] = Counter()  # models compared so far, by group
@@ -104,12 +104,12 @@ class DataParallel(DistributedDataParallel):
         last_comm_buffer_size: float = 1,
         find_unused_parameters: bool = False,
         group: dist.ProcessGroup | None = None,
-        exchange: Exchange | None = None,
+        exchange: GradientExchange | None = None,
         marks: GradientMarks | None = None,
     ) -> None:
         check_flag("find_unused_parameters", find_unused_parameters)
         _check(layers, strategy, comm_buffer_size, last_comm_buffer_size)
-        self._exchange = exchange or Exchange(
+        self._exchange = exchange or GradientExchange(
             comm_buffer_size, last_comm_buffer_size, unused=find_unused_parameters
         )
         peers = current_peers()
@@ -453,7 +453,7 @@ def _check(layers: object, strategy: object, *sizes: float) -> None:
         )
 
 
-def _check_dense(sparse: list[bool], names: Mapping[int, str], exchange: Exchange) -> None:
+def _check_dense(sparse: list[bool], names: Mapping[int, str], exchange: GradientExchange) -> None:
     """Raises an error if a sparse gradient would have to travel in a way that only dense ones can.
 
     Args:

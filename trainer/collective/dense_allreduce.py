@@ -23,13 +23,13 @@ from trainer.collective.process_groups import ProcessGroups
 from trainer.collective.rendezvous import connect_store, own_address, rendezvous
 from trainer.environment.environment import Connection
 from transpiler.plan.plan import Plan
-from transpiler.strategy.exchange import Exchange, exchange_of
+from transpiler.strategy.exchange import GradientExchange, exchange_of
 from transpiler.strategy.strategy import DistributedStrategy
 
 if TYPE_CHECKING:
     from pserver.client.client import Client  # which brings the transports
 
-WHOLE = Exchange(size_mb=math.inf)  # one bucket for each dtype and device
+WHOLE = GradientExchange(size_mb=math.inf)  # one bucket for each dtype and device
 PAUSE_SECONDS = 0.1  # at most, between two requests for trainer 0's endpoint
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class DenseAllreduce:
         rank: int,
         size: int,
         connection: Connection,
-        exchange: Exchange = WHOLE,
+        exchange: GradientExchange = WHOLE,
     ) -> None:
         self.exchange = exchange
         self.groups = _met(clients, rank, size, connection, exchange) if size > 1 else None
@@ -159,7 +159,11 @@ def dense_allreduce_of(
 
 
 def _met(
-    clients: Sequence[Client], rank: int, size: int, connection: Connection, exchange: Exchange
+    clients: Sequence[Client],
+    rank: int,
+    size: int,
+    connection: Connection,
+    exchange: GradientExchange,
 ) -> ProcessGroups:
     """The process groups of all trainers, after their rendezvous."""
     connection = replace(connection, heartbeat_timeout_seconds=clients[0].heartbeat_timeout_seconds)

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from pserver.errors import TrainerLost
-from trainer.collective.member_groups import Member, MemberGroups, place_of
+from trainer.collective.member_groups import MemberGroups, TrainerProcess, place_of
 from trainer.collective.process_groups import ProcessGroups
 from trainer.environment.environment import Connection
 from transpiler.files import bounded_json
@@ -52,7 +52,7 @@ class ElasticGroup:
         past: whether the others had passed the last barrier before this trainer joined.
 
     Attributes:
-        members: the live trainers at the last call of :meth:`told`.
+        members: the live trainers at the last call of :meth:`gather_texts`.
         is_past: whether the others made this call before this trainer joined.
     """
 
@@ -65,10 +65,10 @@ class ElasticGroup:
         connection: Connection,
         past: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.members: tuple[Member, ...] = ()
+        self.members: tuple[TrainerProcess, ...] = ()
         self.is_past, self._past = False, past
         self.result = ""
-        own = Member(trainer, secrets.token_hex(8))
+        own = TrainerProcess(trainer, secrets.token_hex(8))
         self._clients, self._barrier, self._absent = clients, barrier, absent
         self._groups = MemberGroups(own, clients, connection, self._check)
 
@@ -84,7 +84,7 @@ class ElasticGroup:
             for t, each in self._barrier("values of all trainers", said).items()
         }
         self.is_past = self._past()
-        self.members = tuple(Member(t, found[t][0]) for t in sorted(found))
+        self.members = tuple(TrainerProcess(t, found[t][0]) for t in sorted(found))
         return {trainer: texts[1] for trainer, texts in sorted(found.items())}
 
     def place(self, trainer: int) -> int:
@@ -111,7 +111,7 @@ class ElasticGroup:
 
     def groups(self) -> ProcessGroups:
         """The process groups of just :attr:`members`, for the caller's own operations between
-        :meth:`told` and :meth:`confirmed`.
+        :meth:`gather_texts` and :meth:`confirmed`.
 
         Raises:
             PServerError: a member is lost, or has left.
@@ -124,8 +124,8 @@ class ElasticGroup:
         return groups
 
     def confirmed(self, failure: str, result: str = "") -> bool:
-        """Whether the operations since :meth:`told` have worked on all live trainers.  Afterwards
-        :attr:`result` is the result that one of them reports.
+        """Whether the operations since :meth:`gather_texts` have worked on all live trainers.
+        Afterwards :attr:`result` is the result that one of them reports.
 
         Args:
             failure: why they have failed here; "" if they have worked.

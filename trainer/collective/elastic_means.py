@@ -27,10 +27,10 @@ from pserver.errors import PServerError, TrainerLost
 from pserver.running_clock import RUNNING
 from trainer.collective.gradient_means import GradientMeans
 from trainer.collective.group_sums import GroupSums
-from trainer.collective.member_groups import Member, MemberGroups
+from trainer.collective.member_groups import MemberGroups, TrainerProcess
 from trainer.collective.object_bytes import from_bytes, to_bytes
 from trainer.collective.vote import HELD, NONE, SEALED, Verdict, Vote, verdict_of
-from transpiler.strategy.exchange import Exchange
+from transpiler.strategy.exchange import GradientExchange
 
 if TYPE_CHECKING:
     from pserver.client.replies import Gathered  # which brings the transports
@@ -108,7 +108,7 @@ class DenseSteps:
         self,
         company: LivePeers,
         groups: Callable[[Callable[[], None]], MemberGroups],
-        exchange: Exchange,
+        exchange: GradientExchange,
         give: Callable[[], Any],
         take: Callable[[Any], None],
     ) -> None:
@@ -120,7 +120,7 @@ class DenseSteps:
         self._number = self._seen = 0  # the last gathering's number, and the changes until then
         self._group = 0  # the number of the gathering after which the group came up
         self._wanted, self._waiting, self._noticed = True, False, 0.0
-        self._failures, self._tried = 0, tuple[Member, ...]()
+        self._failures, self._tried = 0, tuple[TrainerProcess, ...]()
         self._new, self._ends, self._over = True, False, False
         self._count = self._applied = 0  # of averages; those without an overflow
         self._work: Work | None = None

@@ -12,9 +12,9 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from trainer.collective.buckets import buckets
 from trainer.collective.gradient_sums import GradientSums
 from trainer.collective.world import current_peers, naming_trainers
-from transpiler.strategy.exchange import Exchange
+from transpiler.strategy.exchange import GradientExchange
 
-FUSED = Exchange(size_mb=25, last_mb=25)
+FUSED = GradientExchange(size_mb=25, last_mb=25)
 
 
 def fused_allreduce_gradients(
@@ -49,7 +49,7 @@ def share_gradients(
     parameters: Iterable[torch.Tensor],
     group: dist.ProcessGroup | None,
     factor: float,
-    exchange: Exchange = FUSED,
+    exchange: GradientExchange = FUSED,
     sums: GradientSums | None = None,
 ) -> None:
     """Sums gradients over trainers, times a factor; see :func:`fused_allreduce_gradients`.

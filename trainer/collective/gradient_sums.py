@@ -20,7 +20,7 @@ from trainer.collective.rendezvous import Peers
 from trainer.collective.row_sum import RowSum
 from trainer.collective.world import wait_on_cpu
 from transpiler.plan.plan import heads, row_of, row_or_all
-from transpiler.strategy.exchange import Exchange
+from transpiler.strategy.exchange import GradientExchange
 
 
 class GradientSums:
@@ -40,7 +40,7 @@ class GradientSums:
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: GradientExchange,
         group: dist.ProcessGroup,
         peers: Peers,
         device: torch.device,
@@ -125,7 +125,7 @@ class GradientSums:
         wait_on_cpu(work, self._peers, self._group)
 
 
-def as_sent(gradients: Tensor, exchange: Exchange) -> Tensor:
+def as_sent(gradients: Tensor, exchange: GradientExchange) -> Tensor:
     """The tensor that is sent: another one if gradients travel as float16."""
     wide = gradients.is_floating_point() and gradients.element_size() > 2
     return gradients.to(torch.float16) if exchange.dtype and wide else gradients

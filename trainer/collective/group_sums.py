@@ -24,7 +24,7 @@ from trainer.collective.gradient_means import GradientMeans
 from trainer.collective.gradient_sums import as_sent
 from trainer.collective.process_groups import ProcessGroups
 from transpiler.plan.plan import row_or_all
-from transpiler.strategy.exchange import Exchange
+from transpiler.strategy.exchange import GradientExchange
 
 DENSE = "the dense all-reduce"  # in messages
 LOOK_SECONDS = 0.002  # between two checks whether a GPU has a sum
@@ -51,7 +51,7 @@ class GroupSums:
     """
 
     def __init__(
-        self, groups: ProcessGroups | None, exchange: Exchange, strict: bool = True
+        self, groups: ProcessGroups | None, exchange: GradientExchange, strict: bool = True
     ) -> None:
         self.groups, self.exchange = groups, exchange
         self.size = 1 if groups is None else groups.size
@@ -166,7 +166,7 @@ class GroupSums:
             ring.close()
 
 
-def _buckets(parameters: Sequence[Tensor], exchange: Exchange) -> list[list[Tensor]]:
+def _buckets(parameters: Sequence[Tensor], exchange: GradientExchange) -> list[list[Tensor]]:
     """Parameters of one dtype and device that travel together, in their order."""
     most = exchange.most or len(parameters)
     buckets: list[list[Tensor]] = []

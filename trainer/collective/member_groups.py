@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Member:
+class TrainerProcess:
     """The process of a live trainer.
 
     Attributes:
@@ -53,18 +53,18 @@ class MemberGroups:
 
     def __init__(
         self,
-        own: Member,
+        own: TrainerProcess,
         clients: Sequence[Client],
         connection: Connection,
         check: Callable[[], None],
     ) -> None:
         self.own, self._clients, self._check = own, clients, check
         self._connection = connection
-        self.members: tuple[Member, ...] = ()
+        self.members: tuple[TrainerProcess, ...] = ()
         self.groups: ProcessGroups | None = None
 
     def bring_up(
-        self, members: Sequence[Member], topic: str, metadata: Mapping[str, str] = NOTHING
+        self, members: Sequence[TrainerProcess], topic: str, metadata: Mapping[str, str] = NOTHING
     ) -> None:
         """Brings up the group of these members, in place of the present one; the first member
         serves the store.
@@ -83,7 +83,7 @@ class MemberGroups:
         log.info("a process group of %d trainers", len(members))
 
     def _met(
-        self, members: Sequence[Member], topic: str, metadata: Mapping[str, str]
+        self, members: Sequence[TrainerProcess], topic: str, metadata: Mapping[str, str]
     ) -> ProcessGroups:
         timeout = self._clients[0].heartbeat_timeout_seconds
         connection = replace(self._connection, heartbeat_timeout_seconds=timeout)
@@ -110,7 +110,7 @@ class MemberGroups:
         )
         return ProcessGroups(peers, self._check)
 
-    def _endpoint(self, first: Member, topic: str, seconds: float) -> str:
+    def _endpoint(self, first: TrainerProcess, topic: str, seconds: float) -> str:
         """The endpoint at which the first member serves the store."""
         what = f"trainer {first.trainer}'s endpoint"
         for _ in poll(log, lambda: f"waiting for {what}", seconds, 0.1):
@@ -134,7 +134,7 @@ class MemberGroups:
             groups.close(failure)
 
 
-def place_of(trainer: int, members: Sequence[Member]) -> int:
+def place_of(trainer: int, members: Sequence[TrainerProcess]) -> int:
     """A trainer's place among the members.
 
     Raises:

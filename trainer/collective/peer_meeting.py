@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 
 
 class PeerMeeting:
-    """One trainer's part in gathering spans; see :class:`~trainer.communicator.trace.Meeting`.
+    """One trainer's part in gathering spans; see
+    :class:`~trainer.communicator.trace.SpanGathering`.
 
     A thread of the trace uses it.
 

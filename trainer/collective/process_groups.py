@@ -27,7 +27,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, Wor
 
 from pserver.errors import PServerError, TimedOut
 from pserver.polling import poll
-from trainer.collective.rendezvous import Event, Peers, end_at_exit, first_line, never_destroy
+from trainer.collective.rendezvous import Peers, TrainerEnd, end_at_exit, first_line, never_destroy
 
 # seconds between two checks of the membership; a completed operation ends a wait at once
 _SLICE = 0.25
@@ -200,7 +200,7 @@ class ProcessGroups:
 
     # ---- failures ----
 
-    def _event(self) -> Event | None:
+    def _event(self) -> TrainerEnd | None:
         """The end of another trainer, if one is known."""
         return None if self._membership is None else self._membership.event()
 
@@ -213,7 +213,7 @@ class ProcessGroups:
             self._raise(event, what)
         raise PServerError(f"{self.peers.spell(self.rank)}, {what}: {first_line(error)}") from error
 
-    def _raise(self, event: Event, what: str) -> NoReturn:
+    def _raise(self, event: TrainerEnd, what: str) -> NoReturn:
         if event.kind != "left":
             self._leave_membership(f"trainer {event.rank} is gone")
         who, own = self.peers.spell(event.rank), self.peers.spell(self.rank)

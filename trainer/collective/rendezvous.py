@@ -50,9 +50,9 @@ which this process did not run does not count as silence::
     trainer 0  --heartbeat, and each trainer's end-->  trainers 1, 2, ...
 
 Errors of a collective are then raised anew under the name of the trainer that caused them
-(:func:`Membership.cause`).  A process whose main thread still waits in the same place GRACE_SECONDS
-after a trainer was lost can't be woken, so it prints the reason, and ends.  Once trainer 0 has
-left, trainers are no longer watched; no collective needs that any more.
+(:meth:`TrainerHeartbeats.cause`).  A process whose main thread still waits in the same place
+GRACE_SECONDS after a trainer was lost can't be woken, so it prints the reason, and ends.  Once
+trainer 0 has left, trainers are no longer watched; no collective needs that any more.
 
 [Note: whose frames]  To see whether the main thread still waits in the same call, the thread of the
 connections holds that call's frame, and so may be the last owner of the tensors and operations in
@@ -208,7 +208,7 @@ CONNECT_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TrainerEnd:
     """The end of a trainer, as reported to the others.
 
     Attributes:
@@ -245,7 +245,7 @@ class _Peer:
     rest: bytes = b""
 
 
-class Membership:
+class TrainerHeartbeats:
     """One trainer's connections for heartbeats: trainer 0's to all others, another's to trainer 0.
 
     See [Note: who is lost].  The script's thread asks; a separate thread reads and sends.
@@ -273,12 +273,12 @@ class Membership:
     ) -> None:
         self._rank, self._timeout, self._ends_process = rank, heartbeat_timeout, ends_process
         self._changed = threading.Condition()  # guards _events
-        self._events: dict[int, Event] = {}
+        self._events: dict[int, TrainerEnd] = {}
         self._ended = set[int]()  # whose connection has ended; guarded likewise
         self._leaving = False
         self._sending = threading.Lock()  # one line at a time on a connection
         self._closed = False
-        self._guard = Guard(self._serious)
+        self._guard = MainThreadGuard(self._serious)
         self._peers = (
             self._accept(size, address, store) if rank == 0 else {0: self._connect(address, store)}
         )
@@ -311,7 +311,7 @@ class Membership:
 
     # ---- calls of the trainer ----
 
-    def cause(self, seconds: float = CAUSE_SECONDS) -> Event | None:
+    def cause(self, seconds: float = CAUSE_SECONDS) -> TrainerEnd | None:
         """The end of a trainer that explains why a collective failed: of one that is lost or has
         failed, otherwise of one that has left; None if no trainer is known to have ended.
         """
@@ -321,7 +321,7 @@ class Membership:
             self._changed.wait_for(lambda: self._serious() is not None, SECOND_SECONDS)
             return self._serious() or next(iter(self._events.values()), None)
 
-    def event(self) -> Event | None:
+    def event(self) -> TrainerEnd | None:
         """The end of a trainer that is known now, chosen as :meth:`cause` does."""
         with self._changed:
             return self._serious() or next(iter(self._events.values()), None)
@@ -350,7 +350,7 @@ class Membership:
                 return
             self._leaving = True
             self._guard.close()  # this trainer waits for no collective any more
-        self._send(Event(kind, self._rank, text), self._peers)
+        self._send(TrainerEnd(kind, self._rank, text), self._peers)
 
     def there(self, seconds: float = 0.0) -> list[int]:
         """The other trainers whose connection has not ended; lost ones are left out.
@@ -376,7 +376,7 @@ class Membership:
             self._wake.close()
             self._guard.close()
 
-    def _serious(self) -> Event | None:
+    def _serious(self) -> TrainerEnd | None:
         return next((event for event in self._events.values() if event.kind != "left"), None)
 
     # ---- the thread ----
@@ -404,7 +404,7 @@ class Membership:
                 self._send(None, peers)
             for rank, peer in peers.items():
                 if RUNNING() - peer.heard > self._timeout:
-                    self._note(Event("lost", rank, f"silent for {self._timeout:g} s"))
+                    self._note(TrainerEnd("lost", rank, f"silent for {self._timeout:g} s"))
             if self._ends_process:
                 looking.do(self._guard.look)
         for peer in peers.values():
@@ -425,7 +425,7 @@ class Membership:
                 self._changed.notify_all()
             if not self._closed:
                 self._note(
-                    Event(
+                    TrainerEnd(
                         "lost",
                         rank,
                         "its connection ended without a goodbye; it was killed, or its host is "
@@ -438,10 +438,10 @@ class Membership:
         for line in lines:
             said = bounded_json.loads(line)
             if said:
-                self._note(Event(**said))
+                self._note(TrainerEnd(**said))
         return True
 
-    def _note(self, event: Event) -> None:
+    def _note(self, event: TrainerEnd) -> None:
         """Notes the end of a trainer, of which only the first report counts; trainer 0 passes it
         on.
         """
@@ -457,7 +457,7 @@ class Membership:
                 event, {rank: peer for rank, peer in self._peers.items() if rank != event.rank}
             )
 
-    def _send(self, event: Event | None, peers: dict[int, _Peer]) -> None:
+    def _send(self, event: TrainerEnd | None, peers: dict[int, _Peer]) -> None:
         line = json.dumps(asdict(event) if event is not None else {}).encode() + b"\n"
         with self._sending:
             for peer in peers.values():
@@ -465,14 +465,14 @@ class Membership:
                     peer.connection.sendall(line)
 
 
-class Guard:
+class MainThreadGuard:
     """Ends this process if its main thread waits for a lost trainer and can't be woken.
 
     Args:
         serious: gives the event that ends the job, if there is one.
     """
 
-    def __init__(self, serious: Callable[[], Event | None]) -> None:
+    def __init__(self, serious: Callable[[], TrainerEnd | None]) -> None:
         self._serious = serious
         self._since = 0.0
         self._place: tuple[object, ...] | None = None
@@ -496,7 +496,7 @@ class Guard:
             self._closed, self._place = True, None
         atexit.unregister(self.close)
 
-    def _look(self, event: Event) -> None:
+    def _look(self, event: TrainerEnd) -> None:
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         place = (frame, frame.f_lasti) if frame is not None else None
         if place != self._place:
@@ -583,7 +583,7 @@ class Peers:
     timeout_seconds: float = START_TIMEOUT_SECONDS
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     meanwhile: Callable[[], None] = lambda: None
-    membership: Membership | None = None
+    membership: TrainerHeartbeats | None = None
     server: Store | None = None
     _read: dict[tuple[int, ...], str] = field(default_factory=dict)  # the last key, by ranks
 
@@ -600,7 +600,7 @@ class Peers:
         )
 
     def check(self, needed: Collection[int] = ()) -> None:
-        """Raises an error for the end of another trainer; see :meth:`Membership.check`."""
+        """Raises an error for the end of another trainer; see :meth:`TrainerHeartbeats.check`."""
         if self.membership is not None:
             self.membership.check(needed)
 
@@ -732,7 +732,7 @@ def rendezvous(
         host: the address at which the others reach this trainer.
         number: of this rendezvous among those that use the same store.
         meanwhile: called while this trainer waits; raises what should end the wait.
-        ends_process: whether the loss of a trainer ends the job; see :class:`Membership`.
+        ends_process: whether the loss of a trainer ends the job; see :class:`TrainerHeartbeats`.
 
     Raises:
         TimedOut: some trainers have not joined; the message names them.
@@ -760,7 +760,9 @@ def rendezvous(
     if peers.size > 1:
         address, timeout = announced[0]["host"], connection.heartbeat_timeout_seconds
         try:
-            peers.membership = Membership(rank, peers.size, address, store, timeout, ends_process)
+            peers.membership = TrainerHeartbeats(
+                rank, peers.size, address, store, timeout, ends_process
+            )
         except OSError as error:
             raise Unreachable(
                 f"{peers.spell(rank)} and {peers.spell(0)} at {address} cannot reach one another: "

@@ -52,7 +52,7 @@ Found = TypeVar("Found")
 WHAT = "a call that all trainers make"  # in messages
 
 
-class Link(Protocol):
+class TrainerLink(Protocol):
     """The connection to the other trainers.  All trainers call its methods in the same order.
 
     Attributes:
@@ -74,7 +74,7 @@ class Link(Protocol):
 
     def attempted(self, work: Callable[[], Found], alone: Callable[[], Found]) -> Found | None:
         """Runs ``work``, which calls the methods below, and returns its result; None: a trainer was
-        lost meanwhile, and all begin again with :meth:`told`.
+        lost meanwhile, and all begin again with :meth:`gather_texts`.
 
         Args:
             work: the work of all live trainers.
@@ -119,26 +119,26 @@ class NoLink:
     rank, size = 0, 1
 
     def gather_texts(self, text: str) -> dict[int, str]:
-        """See :class:`Link`."""
+        """See :class:`TrainerLink`."""
         return {0: text}
 
     def attempted(self, work: Callable[[], Found], alone: Callable[[], Found]) -> Found | None:
-        """See :class:`Link`."""
+        """See :class:`TrainerLink`."""
         return work()
 
     def on_gpus(self, device: torch.device) -> bool:
-        """See :class:`Link`."""
+        """See :class:`TrainerLink`."""
         return True
 
     def reduce(self, tensor: Tensor, op: str) -> None:
-        """See :class:`Link`."""
+        """See :class:`TrainerLink`."""
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """See :class:`Link`."""
+        """See :class:`TrainerLink`."""
         return [tensor]
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
-        """See :class:`Link`."""
+        """See :class:`TrainerLink`."""
 
 
 class WorldLink:
@@ -152,7 +152,7 @@ class WorldLink:
         self.rank, self.size = peers.rank, peers.size
 
     def gather_texts(self, text: str) -> dict[int, str]:
-        """See :class:`Link`."""
+        """See :class:`TrainerLink`."""
         data = text.encode()
         if len(data) > TOLD_BYTES:
             raise ValueError(f"expected a call in {TOLD_BYTES} bytes, got {len(data)}: {text}")
@@ -161,25 +161,25 @@ class WorldLink:
         return dict(enumerate(texts))
 
     def attempted(self, work: Callable[[], Found], alone: Callable[[], Found]) -> Found | None:
-        """See :class:`Link`."""
+        """See :class:`TrainerLink`."""
         return work()
 
     def on_gpus(self, device: torch.device) -> bool:
-        """See :class:`Link`."""
+        """See :class:`TrainerLink`."""
         return device.type == "cuda"
 
     def reduce(self, tensor: Tensor, op: str) -> None:
-        """See :class:`Link`."""
+        """See :class:`TrainerLink`."""
         self._do(tensor, lambda: dist.all_reduce(tensor, OPS[op], async_op=True))
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """See :class:`Link`."""
+        """See :class:`TrainerLink`."""
         found = [torch.empty_like(tensor) for _ in range(self.size)]
         self._do(tensor, lambda: dist.all_gather(found, tensor, async_op=True))
         return found
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
-        """See :class:`Link`."""
+        """See :class:`TrainerLink`."""
         self._do(tensor, lambda: dist.broadcast(tensor, root, async_op=True))
 
     def _do(self, tensor: Tensor, begin: Callable[[], Any]) -> None:
@@ -209,23 +209,23 @@ class GlooLink(ABC):
         """Runs an operation of the group, and waits for it."""
 
     def on_gpus(self, device: torch.device) -> bool:
-        """See :class:`Link`."""
+        """See :class:`TrainerLink`."""
         return False
 
     def reduce(self, tensor: Tensor, op: str) -> None:
-        """See :class:`Link`."""
+        """See :class:`TrainerLink`."""
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(OPS[op])
         self.run(lambda group: group.allreduce([tensor], options))
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """See :class:`Link`."""
+        """See :class:`TrainerLink`."""
         found = [torch.empty_like(tensor) for _ in range(self.count)]
         self.run(lambda group: group.allgather([found], [tensor]))
         return found
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
-        """See :class:`Link`."""
+        """See :class:`TrainerLink`."""
         options = dist.BroadcastOptions()
         options.rootRank = self.place(root)
         self.run(lambda group: group.broadcast([tensor], options))
@@ -254,13 +254,13 @@ class ServedLink(GlooLink):
         self._barrier, self._meet = barrier, meet
 
     def gather_texts(self, text: str) -> dict[int, str]:
-        """See :class:`Link`."""
+        """See :class:`TrainerLink`."""
         texts = self._barrier(text)
         check_missing(set(range(self.size)) - texts.keys(), self.rank)
         return dict(sorted(texts.items()))
 
     def attempted(self, work: Callable[[], Found], alone: Callable[[], Found]) -> Found | None:
-        """See :class:`Link`."""
+        """See :class:`TrainerLink`."""
         return work()
 
     def place(self, trainer: int) -> int:
@@ -297,14 +297,14 @@ class ElasticLink(GlooLink):
         self._group, self._absent = group, absent
 
     def gather_texts(self, text: str) -> dict[int, str]:
-        """See :class:`Link`."""
+        """See :class:`TrainerLink`."""
         texts = self._group.gather_texts(text)
         if not self._group.is_past:
             check_missing(set(range(self.size)) - texts.keys() - set(self._absent()), self.rank)
         return texts
 
     def attempted(self, work: Callable[[], Found], alone: Callable[[], Found]) -> Found | None:
-        """See :class:`Link`."""
+        """See :class:`TrainerLink`."""
         found, failure = None, ""
         if not self._group.is_past:
             try:
@@ -328,7 +328,7 @@ class ElasticLink(GlooLink):
         return 1 if self._group.is_past else len(self._group.members)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """See :class:`Link`."""
+        """See :class:`TrainerLink`."""
         return [tensor] if self._group.is_past else super().gather(tensor)
 
     def run(self, begin: Callable[[Any], dist.Work]) -> None:
@@ -369,7 +369,7 @@ WIDE = {torch.float32, torch.float64, torch.int64}
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallDescription:
     """A trainer's description of its call, for the others.
 
     Attributes:
@@ -400,7 +400,7 @@ class TrainerValues:
         rank, size: this trainer's rank, and the number of trainers.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: TrainerLink) -> None:
         self._link = link
         self.rank, self.size = link.rank, link.size
 
@@ -410,9 +410,9 @@ class TrainerValues:
         _check_kind(tensor, op)
         dtype, shape = _spelled(tensor.dtype), list(tensor.shape)
         words = f"all_reduce({dtype} {shape}, {op!r})"
-        call = Call(words, words, shape, device=tensor.device.type)
+        call = CallDescription(words, words, shape, device=tensor.device.type)
 
-        def reduced(calls: Mapping[int, Call]) -> Tensor:
+        def reduced(calls: Mapping[int, CallDescription]) -> Tensor:
             if self.size == 1:
                 return tensor.detach().clone()
             total = _wide(tensor.detach()).to(self._device(tensor, calls))
@@ -436,7 +436,7 @@ class TrainerValues:
         own = tensor.detach().clone(memory_format=torch.contiguous_format)
         size = tensor.element_size()
 
-        def gathered(calls: Mapping[int, Call]) -> list[Tensor]:
+        def gathered(calls: Mapping[int, CallDescription]) -> list[Tensor]:
             flat = own.reshape(-1).view(torch.uint8).to(self._device(tensor, calls))
             lengths = [size * torch.Size(each.shape).numel() for each in calls.values()]
             return [
@@ -444,7 +444,7 @@ class TrainerValues:
                 for part, call in zip(self._gathered(flat, lengths), calls.values(), strict=True)
             ]
 
-        call = Call(f"{dtype} {rest}", words, shape, device=tensor.device.type)
+        call = CallDescription(f"{dtype} {rest}", words, shape, device=tensor.device.type)
         return self._together(call, gathered)
 
     def broadcast_object(self, value: Any, src: int = 0) -> Any:
@@ -456,7 +456,7 @@ class TrainerValues:
         data = to_bytes(value) if self.rank == src else b""
         words = f"broadcast_object(src={src})"
 
-        def given(calls: Mapping[int, Call]) -> Tensor:
+        def given(calls: Mapping[int, CallDescription]) -> Tensor:
             if self.rank == src:
                 travels = torch.frombuffer(bytearray(data), dtype=torch.uint8)
             else:
@@ -468,7 +468,7 @@ class TrainerValues:
             self._link.broadcast(travels, src)
             return travels
 
-        travels = self._together(Call(words, words, bytes=len(data)), given, needed=src)
+        travels = self._together(CallDescription(words, words, bytes=len(data)), given, needed=src)
         return value if self.rank == src else from_bytes(bytes(travels.numpy()))
 
     def all_gather_object(self, value: Any) -> list[Any]:
@@ -477,14 +477,17 @@ class TrainerValues:
         words = "all_gather_object()"
         flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
-        def gathered(calls: Mapping[int, Call]) -> list[Tensor]:
+        def gathered(calls: Mapping[int, CallDescription]) -> list[Tensor]:
             return self._gathered(flat, [each.bytes for each in calls.values()])
 
-        parts = self._together(Call(words, words, bytes=len(data)), gathered)
+        parts = self._together(CallDescription(words, words, bytes=len(data)), gathered)
         return [value] if self.size == 1 else [from_bytes(bytes(each.numpy())) for each in parts]
 
     def _together(
-        self, call: Call, travel: Callable[[Mapping[int, Call]], Found], needed: int | None = None
+        self,
+        call: CallDescription,
+        travel: Callable[[Mapping[int, CallDescription]], Found],
+        needed: int | None = None,
     ) -> Found:
         """Runs ``travel`` with the calls of all live trainers, and returns its result; begins again
         if a trainer is lost meanwhile.
@@ -507,14 +510,16 @@ class TrainerValues:
             if found is not None:
                 return found
 
-    def _agreed(self, call: Call) -> dict[int, Call]:
+    def _agreed(self, call: CallDescription) -> dict[int, CallDescription]:
         """The calls of all live trainers, by trainer.
 
         Raises:
             ValueError: the calls are not the same.
         """
         told = self._link.gather_texts(json.dumps(asdict(call)))
-        calls = {trainer: Call(**bounded_json.loads(text)) for trainer, text in told.items()}
+        calls = {
+            trainer: CallDescription(**bounded_json.loads(text)) for trainer, text in told.items()
+        }
         first = next(iter(calls))
         others = [trainer for trainer, each in calls.items() if each.same != calls[first].same]
         if others:
@@ -525,7 +530,7 @@ class TrainerValues:
             )
         return calls
 
-    def _device(self, tensor: Tensor, calls: Mapping[int, Call]) -> torch.device:
+    def _device(self, tensor: Tensor, calls: Mapping[int, CallDescription]) -> torch.device:
         """The device that tensors travel from: the GPUs, if all trainers have theirs there."""
         from_gpus = all(each.device == tensor.device.type for each in calls.values())
         if from_gpus and self._link.on_gpus(tensor.device):

@@ -24,7 +24,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from trainer.collective.member_groups import Member
+from trainer.collective.member_groups import TrainerProcess
 from transpiler.files import bounded_json
 
 NONE, HELD, SEALED = "", "held", "sealed"
@@ -89,7 +89,7 @@ class Verdict:
         problem: why the trainers that want an average cannot continue; "" if they can.
     """
 
-    members: tuple[Member, ...]
+    members: tuple[TrainerProcess, ...]
     arrived: frozenset[int] = frozenset()
     waiting: frozenset[int] = frozenset()
     same_group: bool = False
@@ -126,7 +126,7 @@ def verdict_of(votes: Mapping[int, Vote]) -> Verdict:
     groups = {votes[t].group for t in members}
     lacks = any(each.result == NONE for each in old.values())
     return Verdict(
-        tuple(Member(t, votes[t].incarnation) for t in members),
+        tuple(TrainerProcess(t, votes[t].incarnation) for t in members),
         arrived,
         frozenset(votes.keys() - set(members)),
         len(groups) == 1 and 0 not in groups,

@@ -3,7 +3,8 @@
 In reading order::
 
     communicator      the job as the script's thread sees it: start, send, close_step, finish_step
-    session           a trainer's place in its job: SIGTERM, shutdown, position, joint calls
+    termination       SIGTERM, and a trainer's shutdown
+    joint_calls       barriers and the script's position: the calls of all trainers
     transfer          values and optimizer states outside of steps
     gradient_changes  a warning if the script clips before a mean
     trace             one trace of the job: this trainer's phases, and the spans of all processes

@@ -24,7 +24,7 @@ import torch
 
 from pserver.client.channel import Channel, Hparams
 from pserver.client.client import Client, Identity
-from pserver.client.replies import Joined, Reply
+from pserver.client.replies import Admission, Reply
 from pserver.client.stream import Destination
 from pserver.errors import Refused
 from pserver.table.gradient import RowGradient
@@ -34,14 +34,16 @@ from pserver.transport.memory import totals
 from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.collective.elastic_group import ElasticGroup
 from trainer.collective.elastic_means import DenseSteps
+from trainer.communicator.joint_calls import JointCalls, Position
 from trainer.communicator.metrics import TrainerMetrics
 from trainer.communicator.probe import probe_of, show_if_only
-from trainer.communicator.session import JointCalls, Position, Shutdown, spelled, termination
+from trainer.communicator.termination import Shutdown, spelled, termination
 from trainer.communicator.transfer import StateTransfer
 from trainer.environment.environment import Connection
 from trainer.senders.async_lane import AsyncSender
-from trainer.senders.buffers import LiveTrainers, SyncedBuffers, live_trainers_of, travelling
+from trainer.senders.buffers import SyncedBuffers, travelling
 from trainer.senders.kstep_lane import DiLoCoSender, GeoSender, drain_for_others, window_of
+from trainer.senders.live_trainers import LiveTrainers, live_trainers_of
 from trainer.senders.parameters import ParameterSlices, check_gradient, is_on_gpu, take_over
 from trainer.senders.pipeline import LaneSender
 from trainer.senders.sync_lane import SyncSender
@@ -130,7 +132,7 @@ def channels_of(clients: Sequence[Client], plan: Plan, lane: int) -> list[Channe
     return channels
 
 
-def begun_at(clients: Sequence[Client], joined: Sequence[Joined], lane: int) -> int:
+def begun_at(clients: Sequence[Client], joined: Sequence[Admission], lane: int) -> int:
     """The last step of a lane that the servers have applied: 0 in a new job; if they were started
     with the programs of an earlier job, the last step of that job.
 
@@ -219,7 +221,7 @@ def options_of(strategy: DistributedStrategy | None) -> SendOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SenderSettings:
     """The constructor arguments of a sender, besides its slices.
 
     Attributes:
@@ -242,7 +244,7 @@ class Settings:
         return {index: rule.hparams for index, rule in enumerate(self.plan.groups)}
 
 
-SENDERS: Mapping[str, Callable[[ParameterSlices, Settings], LaneSender]] = {
+SENDERS: Mapping[str, Callable[[ParameterSlices, SenderSettings], LaneSender]] = {
     "sync": lambda slices, of: SyncSender(
         of.lane, slices, of.plan.clip if of.plan.clips_on_servers else None, of.live, of.buffers
     ),
@@ -276,7 +278,7 @@ def senders_of(
     for index, lane in enumerate(plan.lanes):
         slices = ParameterSlices(_placements(plan, index, tensors), tensors, held_back)
         own = buffers if index == buffers.lane else none
-        senders.append(SENDERS[lane.mode](slices, Settings(plan, lane, options, live, own)))
+        senders.append(SENDERS[lane.mode](slices, SenderSettings(plan, lane, options, live, own)))
     return senders
 
 
@@ -402,7 +404,7 @@ class Communicator:
         clients: the connections, by server.
         lookups: requests for rows, where the plan has tables.
         live: the live trainers.
-        written: the external writes of the script.
+        external_writes: the external writes of the script.
         buffers: the models' synced buffers, which travel with steps.
         transfer: transfers values and states outside of steps.
         dense_allreduce: averages the gradients that trainers share without servers, if any.
@@ -517,7 +519,7 @@ class Communicator:
             raise
         trim_memory()
 
-    def _join(self, client: Client, program: Program, meanwhile: Callable[[], None]) -> Joined:
+    def _join(self, client: Client, program: Program, meanwhile: Callable[[], None]) -> Admission:
         # the job may end at one server while this trainer waits to join another
         client.meanwhile = partial(_each, self.check, meanwhile)
         joined = client.join(program if self.plan.outlives_servers else None)

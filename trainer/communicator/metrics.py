@@ -12,7 +12,7 @@ from prometheus_client import Counter, Histogram, ProcessCollector
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from pserver.client.client import Client, LaneTotals, Report
+from pserver.client.client import Client, Report, TrainerLaneTotals
 from pserver.client.replies import Reply
 from pserver.config import metrics_place
 from pserver.onlookers import onlooker
@@ -62,7 +62,7 @@ class TrainerSteps(Collector):
             registry=None,
         )
         self._checkpoint = in_seconds("pserver_checkpoint_seconds", "A save of the whole job.")
-        self.totals: dict[int, LaneTotals] = {}
+        self.totals: dict[int, TrainerLaneTotals] = {}
         self.saves, self._saved = 0, 0.0
         self._closed: dict[int, float] = {}  # by lane: the time of its last step
         self._lanes: dict[int, tuple[Histogram, Counter]] = {}  # step times, and blocked time
@@ -112,9 +112,9 @@ class TrainerSteps(Collector):
             self._lanes[lane][1].inc(seconds)
             self.lane(lane).blocked_seconds += seconds
 
-    def lane(self, index: int) -> LaneTotals:
+    def lane(self, index: int) -> TrainerLaneTotals:
         """The totals of one lane."""
-        return self.totals.setdefault(index, LaneTotals())
+        return self.totals.setdefault(index, TrainerLaneTotals())
 
     def answered(self, lane: int, server: int) -> Callable[[float], None]:
         """A function that receives the seconds that each answer of a server took."""
@@ -123,7 +123,7 @@ class TrainerSteps(Collector):
 
     @onlooker(STEPS)
     def _answered(
-        self, histogram: Histogram, totals: LaneTotals, server: int, seconds: float
+        self, histogram: Histogram, totals: TrainerLaneTotals, server: int, seconds: float
     ) -> None:
         histogram.observe(seconds)
         totals.answered(server, seconds)

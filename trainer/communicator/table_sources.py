@@ -7,9 +7,9 @@ from functools import partial
 
 from pserver.client.client import Client
 from trainer.embedding.rows import RowSource
-from trainer.senders.buffers import LiveTrainers
 from trainer.senders.kstep_lane import DiLoCoSender, KStepSender
 from trainer.senders.kstep_rows import DiLoCoRows, GeoRows
+from trainer.senders.live_trainers import LiveTrainers
 from trainer.senders.pipeline import LaneSender
 from trainer.senders.served_rows import Lookups, WrittenTables
 from trainer.senders.sync_lane import SyncSender

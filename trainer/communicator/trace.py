@@ -49,7 +49,8 @@ log = logging.getLogger(__name__)
 
 
 class ServerMeeting:
-    """One trainer's part in gathering spans; see :class:`~trainer.communicator.trace.Meeting`.
+    """One trainer's part in gathering spans; see
+    :class:`~trainer.communicator.trace.SpanGathering`.
 
     Clocks are compared with those of servers: a trainer's with trainer 0's by way of server 0.
 
@@ -219,7 +220,7 @@ GATHER_SECONDS = 30.0  # for the other trainers' last steps, when trainer 0's ar
 JOIN_SECONDS = GATHER_SECONDS + 15.0  # and for the calls besides
 
 
-class Meeting(Protocol):
+class SpanGathering(Protocol):
     """The way in which the processes of a job gather their spans."""
 
     def begin(self, number: int) -> None:
@@ -283,7 +284,7 @@ class TraceSettings:
         is_url(self.path)
 
 
-class Phase(enum.Enum):
+class TracePhase(enum.Enum):
     """The phase of a trace."""
 
     ARMED = "armed"
@@ -312,14 +313,14 @@ class Trace:
         settings: TraceSettings,
         number: int,
         trainer: int,
-        meeting: Callable[[], Meeting | None],
+        meeting: Callable[[], SpanGathering | None],
         watch: Callable[[], Callable[[], None]],
     ) -> None:
         self.settings = settings
-        self.phase = Phase.ARMED
+        self.phase = TracePhase.ARMED
         self._number, self._trainer = number, trainer
         self._find, self._watch = meeting, watch
-        self._meeting: Meeting = Alone()
+        self._meeting: SpanGathering = Alone()
         self._left, self._taken = settings.after, 0  # steps
         self._torch = TorchSpans() if settings.profiler else None
         self._notes: list[str] = []
@@ -334,11 +335,11 @@ class Trace:
     @onlooker("the trace", end=lambda trace: trace.abandon())
     def stepped(self) -> None:
         """Notes that a step of this trainer is over."""
-        if self.phase is Phase.ARMED:
+        if self.phase is TracePhase.ARMED:
             self._left -= 1
             if self._left <= 0:
                 self._begin()
-        elif self.phase is Phase.NOTING:
+        elif self.phase is TracePhase.NOTING:
             self._taken += 1
             if self._taken == self.settings.steps:
                 self._end()
@@ -353,10 +354,10 @@ class Trace:
         """
         if failed:
             self._hurried.set()
-        if self.phase is Phase.ARMED:
-            self.phase = Phase.OVER
+        if self.phase is TracePhase.ARMED:
+            self.phase = TracePhase.OVER
             log.warning("trace: the job ended before its first step to be traced")
-        elif self.phase is Phase.NOTING:
+        elif self.phase is TracePhase.NOTING:
             self._notes.append(f"the job ended after {self._taken} of {self.settings.steps} steps")
             self._end()
             if exiting:
@@ -367,13 +368,13 @@ class Trace:
 
     def wait(self) -> None:
         """Waits until the spans have been gathered, if that is under way."""
-        if self.phase is Phase.TELLING:
+        if self.phase is TracePhase.TELLING:
             self._thread.join(JOIN_SECONDS)
 
     def abandon(self) -> None:
         """Ends the trace without a file, and drops its spans."""
         atexit.unregister(self._exits)
-        self.phase = Phase.OVER
+        self.phase = TracePhase.OVER
         SPANS.end()
         self._stop_watching()
 
@@ -394,14 +395,14 @@ class Trace:
         atexit.register(self._exits)
         SPANS.begin()
         self._stop_watching = self._watch()
-        self.phase = Phase.NOTING
+        self.phase = TracePhase.NOTING
 
     def _end(self) -> None:
         self._stop_watching()
         if self._torch is not None:
             self._torch.end()
         SPANS.end()
-        self.phase = Phase.TELLING
+        self.phase = TracePhase.TELLING
 
     def _exits(self) -> None:
         """Ends the trace as the process ends without having left its job."""
@@ -422,7 +423,7 @@ class Trace:
         except Exception:
             log.exception("trace")
         finally:
-            self.phase = Phase.OVER
+            self.phase = TracePhase.OVER
             atexit.unregister(self._exits)
 
     def _gather(self, own: Recording) -> None:
@@ -478,13 +479,13 @@ class Tracing:
         self._count = 0
         self._counts: Callable[[object], bool] = lambda _: True
         # of programs; their connections belong to their Executor
-        self._programs: Callable[[], Meeting] | None = None
+        self._programs: Callable[[], SpanGathering] | None = None
 
     def begin(
         self,
         settings: TraceSettings,
         trainer: int,
-        meeting: Callable[[], Meeting | None],
+        meeting: Callable[[], SpanGathering | None],
         watch: Callable[[], Callable[[], None]],
         counts: Callable[[object], bool] = lambda _: True,
     ) -> None:
@@ -499,7 +500,7 @@ class Tracing:
         """
         if self._present is not None:
             self._present.wait()
-            if self._present.phase is not Phase.OVER:
+            if self._present.phase is not TracePhase.OVER:
                 raise RuntimeError(
                     f"a trace is under way, to {self._present.settings.path!r}: one at a time"
                 )
@@ -524,7 +525,7 @@ class Tracing:
 
     # ---- programs ----
 
-    def joined(self, trainer: int, meeting: Callable[[], Meeting]) -> None:
+    def joined(self, trainer: int, meeting: Callable[[], SpanGathering]) -> None:
         """Called when an Executor has joined a job.  Begins the trace that the environment asks
         for, if no trace has begun in this process.
 
@@ -540,14 +541,14 @@ class Tracing:
         if settings is not None and self._count == 0:
             self.begin(settings, trainer, self.of_programs, lambda: lambda: None)
 
-    def of_programs(self) -> Meeting | None:
+    def of_programs(self) -> SpanGathering | None:
         """The way in which spans of programs are gathered; None before an Executor has joined its
         job.
         """
         return None if self._programs is None else self._programs()
 
 
-def meeting_of(communicator: Communicator) -> Meeting:
+def meeting_of(communicator: Communicator) -> SpanGathering:
     """The way in which a trainer of a job with servers gathers spans."""
     return ServerMeeting(communicator.clients, communicator.plan.trainers)
 

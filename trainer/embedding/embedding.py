@@ -24,7 +24,7 @@ from pserver.table.gradient import RowGradient
 from pserver.table.string_ids import described, string_ids
 from trainer.embedding.autograd import link_to_proxy, linked_rows
 from trainer.embedding.bags import bags_of, pool
-from trainer.embedding.joined_lookups import LookAhead, Lookup
+from trainer.embedding.joined_lookups import JoinedLookup, LookAhead
 from trainer.embedding.local_rows import LocalRows, rows_differ
 from trainer.embedding.proxy import ProxyParameter
 from trainer.embedding.rows import Arrived, RowCache, RowSource, cache_of
@@ -34,8 +34,7 @@ from trainer.row_optimizers import RowOptimizer, Segments
 from transpiler.ir.rules import Rule
 from transpiler.ir.table_ops import refused_form
 from transpiler.ir.tables import Initial, Normal, ShowClickEntry, TableEntry
-from transpiler.tracing.tables import Lookup as TracedLookup
-from transpiler.tracing.tables import table_of
+from transpiler.tracing.tables import CapturedLookup, table_of
 
 # ---- constructor ----
 #
@@ -253,7 +252,9 @@ def traced_rows(
             f"{own.whose()}: offsets and per_sample_weights are for a table with pooling"
         )
     padding = own.padding_idx
-    lookup = TracedLookup(table, module.proxy, own.embedding_dim, own.computes_in, padding, padding)
+    lookup = CapturedLookup(
+        table, module.proxy, own.embedding_dim, own.computes_in, padding, padding
+    )
     if own.pooling is not None and offsets is not None:
         ends = module.include_last_offset
         return lookup.ragged(ids, offsets, weights, own.pooling, counted, ends)
@@ -498,7 +499,7 @@ class DistributedEmbedding(nn.Module):
         rows = link_to_proxy(self.proxy, rows, asked, counted)
         return pool(rows, inverse.to(torch.int64), bags, self.pooling).to(self._output)
 
-    def _each(self, ids: Tensor, counted: Tensor | None, ahead: Lookup | None) -> Tensor:
+    def _each(self, ids: Tensor, counted: Tensor | None, ahead: JoinedLookup | None) -> Tensor:
         """A row for each id, int64 [n] -> [n, embedding_dim]."""
         stays = None if self.padding_idx is None else ids != self.padding_idx
         if stays is None or bool(stays.all()):
@@ -510,12 +511,12 @@ class DistributedEmbedding(nn.Module):
         return padded.masked_scatter(stays.unsqueeze(1), rows)
 
     def _pulled(
-        self, ids: Tensor, counted: Tensor | None, ahead: Lookup | None
+        self, ids: Tensor, counted: Tensor | None, ahead: JoinedLookup | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """The rows of the unique ids, [u, embedding_dim], and each id's index among them, [n], on
         the ids' device; the unique ids, and their statistics, on the CPU.
         """
-        lookup = Lookup.of(ids) if ahead is None else ahead
+        lookup = JoinedLookup.of(ids) if ahead is None else ahead
         asked, inverse = lookup.ids, lookup.inverse
         rows = self._pull(asked, lookup.arrived)
         number = self.settings.computes_in
@@ -541,12 +542,14 @@ class DistributedEmbedding(nn.Module):
             rows[positions] = pulled
         return rows
 
-    def lookup_of(self, given: Tensor) -> Lookup | None:
+    def lookup_of(self, given: Tensor) -> JoinedLookup | None:
         """See :class:`~trainer.embedding.joined_lookups.AheadTable`."""
         if not fits_range(given, self.num_embeddings):
             return None
         ids = given.reshape(-1)
-        return Lookup.of(ids if self.padding_idx is None else ids[ids != self.padding_idx], given)
+        return JoinedLookup.of(
+            ids if self.padding_idx is None else ids[ids != self.padding_idx], given
+        )
 
     def ids_to_pull(self, ids: Tensor) -> Tensor:
         """See :class:`~trainer.embedding.joined_lookups.AheadTable`."""

@@ -42,7 +42,7 @@ PullAll = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 
 @dataclass(slots=True)
-class Lookup:
+class JoinedLookup:
     """The ids of one lookup.
 
     Attributes:
@@ -58,7 +58,7 @@ class Lookup:
     arrived: Arrived | None = None
 
     @classmethod
-    def of(cls, ids: Tensor, given: Tensor | None = None) -> Lookup:
+    def of(cls, ids: Tensor, given: Tensor | None = None) -> JoinedLookup:
         """The lookup of ids, int64 [n] on any device: those of ``given`` without the padding's."""
         unique, inverse = id_arithmetic.unique(ids.cpu().contiguous().numpy())
         return cls(ids if given is None else given, torch.from_numpy(unique), inverse)
@@ -69,7 +69,7 @@ class AheadTable(Protocol):
 
     known_as: str | None
 
-    def lookup_of(self, given: Tensor) -> Lookup | None:
+    def lookup_of(self, given: Tensor) -> JoinedLookup | None:
         """The lookup of these ids; None: forward would refuse them."""
 
     def ids_to_pull(self, ids: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ class AheadTable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class InputPart:
     """A part of an input of a module's forward.
 
     Attributes:
@@ -123,9 +123,9 @@ class _Forwards(threading.local):
     def __init__(self) -> None:
         self.inputs: dict[nn.Module, list[Tensor]] = {}
         self.counts: Counter[AheadTable] = Counter()
-        self.ahead: dict[Call, Lookup] = {}
+        self.ahead: dict[Call, JoinedLookup] = {}
         self.drops = 0
-        self.parts: dict[Call, list[Part]] = {}
+        self.parts: dict[Call, list[InputPart]] = {}
         self.searches: Counter[Call] = Counter()
 
 
@@ -179,7 +179,7 @@ class LookAhead:
 
     # ---- lookups ----
 
-    def claim(self, table: AheadTable, given: Tensor) -> Lookup | None:
+    def claim(self, table: AheadTable, given: Tensor) -> JoinedLookup | None:
         """The lookup that a table makes now, with rows that arrived ahead, if they are its own.
 
         Args:
@@ -211,7 +211,7 @@ class LookAhead:
     def _ask(self, first: Call) -> None:
         """Asks for the rows of this call, and of all that follow, where their ids are known."""
         now = self._forwards
-        lookups: dict[Call, Lookup] = {}
+        lookups: dict[Call, JoinedLookup] = {}
         for call, parts in now.parts.items():
             if call not in now.ahead and (call == first or call[1] >= now.counts[call[0]]):
                 inputs = now.inputs.get(parts[0].module)
@@ -280,7 +280,7 @@ def _is(part: Tensor | None, given: Tensor) -> bool:
     return part is not None and torch.equal(part.reshape(-1), given)
 
 
-def _parts_with(inputs: Mapping[nn.Module, list[Tensor]], given: Tensor) -> Iterator[Part]:
+def _parts_with(inputs: Mapping[nn.Module, list[Tensor]], given: Tensor) -> Iterator[InputPart]:
     """The parts of these inputs that are these ids, int64 [n]."""
     for module, tensors in inputs.items():
         for number, tensor in enumerate(tensors):
@@ -289,11 +289,11 @@ def _parts_with(inputs: Mapping[nn.Module, list[Tensor]], given: Tensor) -> Iter
                     yield part
 
 
-def _cuts(module: nn.Module, number: int, tensor: Tensor, given: Tensor) -> Iterator[Part]:
+def _cuts(module: nn.Module, number: int, tensor: Tensor, given: Tensor) -> Iterator[InputPart]:
     """The whole tensor, or its parts with the same number of elements and the same first one."""
     count = len(given)
     if tensor.numel() == count:
-        yield Part(module, number)
+        yield InputPart(module, number)
         return
     for dim in reversed(range(tensor.dim())):
         length = tensor.shape[dim]
@@ -301,4 +301,4 @@ def _cuts(module: nn.Module, number: int, tensor: Tensor, given: Tensor) -> Iter
         if rest == 0 and 0 < size < length:
             line = tensor.movedim(dim, 0).reshape(length, -1)[: length - size + 1, 0]
             begins = (line.to("cpu", torch.int64) == given[0]).nonzero()
-            yield from (Part(module, number, dim, int(begin), size) for begin in begins)
+            yield from (InputPart(module, number, dim, int(begin), size) for begin in begins)

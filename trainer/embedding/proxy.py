@@ -65,7 +65,7 @@ _REFUSED = {
 _NORM = "linalg_vector_norm"
 
 
-class Rows(Protocol):
+class ProxyRows(Protocol):
     """A proxy parameter, as its gradient sees it."""
 
     def change_rows(self, change: Callable[[Tensor], Tensor]) -> None:
@@ -78,10 +78,10 @@ class Rows(Protocol):
 class ProxyGradient(Tensor):
     """The class of ``proxy.grad``."""
 
-    _rows: ref[Rows]
+    _rows: ref[ProxyRows]
 
     @classmethod
-    def of(cls, norm: Tensor, rows: Rows) -> ProxyGradient:
+    def of(cls, norm: Tensor, rows: ProxyRows) -> ProxyGradient:
         """A gradient of this value, in the same memory.
 
         Args:
@@ -124,7 +124,7 @@ class ProxyGradient(Tensor):
             return cls.of(result, first._present())
         return result
 
-    def _present(self) -> Rows:
+    def _present(self) -> ProxyRows:
         rows = self._rows()
         assert rows is not None, "a gradient outlives its parameter"
         return rows

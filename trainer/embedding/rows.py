@@ -214,8 +214,8 @@ class RowSource(Protocol):
         """The rows of ids, [u, embedding_dim] in the table's dtype, on the CPU.
 
         Args:
-            arrived: rows of the ids that :meth:`asks` has returned for these ids.  A source takes
-                them where it would ask for the same ids now, and otherwise asks.
+            arrived: rows of the ids that :meth:`ids_to_pull` has returned for these ids.  A source
+                takes them where it would ask for the same ids now, and otherwise asks.
         """
 
     def ids_to_pull(self, ids: Tensor) -> Tensor:

@@ -673,7 +673,7 @@ REQUIRED, OPTIONAL, NOT_READ = "required", "optional", ""
 
 
 @dataclass(frozen=True, slots=True)
-class Variable:
+class EnvironmentVariable:
     """One variable, or some that go together.
 
     Attributes:
@@ -690,149 +690,149 @@ class Variable:
 
 
 WITH_SERVERS = (
-    Variable(
+    EnvironmentVariable(
         ("TRAINING_ROLE",),
         REQUIRED,
         REQUIRED,
         "`TRAINER` (also `WORKER`) or `PSERVER` (also `SERVER`); without it and the four below a "
         "process trains alone, and says so",
     ),
-    Variable(
+    EnvironmentVariable(
         ("PSERVER_ENDPOINTS",),
         REQUIRED,
         REQUIRED,
         "HOST:PORT of every server, comma-separated, the same in all processes",
     ),
-    Variable(("TRAINERS",), REQUIRED, REQUIRED, "their number"),
-    Variable(("TRAINER_ID",), REQUIRED, NOT_READ, "0 to TRAINERS - 1"),
-    Variable(("CURRENT_ENDPOINT",), NOT_READ, REQUIRED, "this server's own"),
-    Variable(
+    EnvironmentVariable(("TRAINERS",), REQUIRED, REQUIRED, "their number"),
+    EnvironmentVariable(("TRAINER_ID",), REQUIRED, NOT_READ, "0 to TRAINERS - 1"),
+    EnvironmentVariable(("CURRENT_ENDPOINT",), NOT_READ, REQUIRED, "this server's own"),
+    EnvironmentVariable(
         ("PSERVER_TRANSPORT",),
         OPTIONAL,
         OPTIONAL,
         f"one of {', '.join(f'`{each}`' for each in config.TRANSPORT_CHOICES)}; "
         f"`{USUAL.transport}` unless set",
     ),
-    Variable(
+    EnvironmentVariable(
         ("PSERVER_HEARTBEAT_TIMEOUT",),
         OPTIONAL,
         OPTIONAL,
         "seconds without a heartbeat after which a process is declared dead; "
         f"{config.HEARTBEAT_TIMEOUT_SECONDS:g} unless set",
     ),
-    Variable(
+    EnvironmentVariable(
         ("PSERVER_START_TIMEOUT",),
         OPTIONAL,
         OPTIONAL,
         f"seconds to wait for the others to come up; {config.START_TIMEOUT_SECONDS:g} unless set",
     ),
-    Variable(
+    EnvironmentVariable(
         ("PSERVER_TOKEN_FILE",),
         OPTIONAL,
         OPTIONAL,
         "the file with the job's key, a trainer's or an operator's; also for `pserver status`, "
         "`save` and `reset`",
     ),
-    Variable(
+    EnvironmentVariable(
         ("PSERVER_KEYS",),
         OPTIONAL,
         OPTIONAL,
         "the folder of this host's keys: TLS on every port; needed where an endpoint is beyond "
         "loopback; also for `launch`, `status`, `web`, `save` and `reset`",
     ),
-    Variable(
+    EnvironmentVariable(
         ("PSERVER_INSECURE",),
         OPTIONAL,
         OPTIONAL,
         "`1`: endpoints beyond loopback without keys, on a network that nobody else reaches",
     ),
-    Variable(
+    EnvironmentVariable(
         ("PSERVER_INSECURE_COLLECTIVE",),
         OPTIONAL,
         NOT_READ,
         "`1`: trainers of several hosts may exchange tensors among themselves (rendezvous, gloo, "
         "NCCL), which is not encrypted; also in jobs without servers",
     ),
-    Variable(
+    EnvironmentVariable(
         ("PSERVER_METRICS",),
         OPTIONAL,
         OPTIONAL,
         "where Prometheus reads metrics: PORT (on 127.0.0.1, or a server's own host) or HOST:PORT; "
         "`launch --metrics` gives each process its own",
     ),
-    Variable(
+    EnvironmentVariable(
         ("PSERVER_JOB",),
         OPTIONAL,
         OPTIONAL,
         "names the job in metrics; unless set the first digits of its plan's fingerprint do",
     ),
-    Variable(
+    EnvironmentVariable(
         ("PSERVER_LOG_JSON",),
         OPTIONAL,
         OPTIONAL,
         "`1`: log lines as JSON; `launch --log-json` sets it",
     ),
-    Variable(
+    EnvironmentVariable(
         ("PSERVER_TRACE",),
         OPTIONAL,
         NOT_READ,
         "the file, or its URL, of a trace of some steps; the same on every trainer; "
         "`launch --trace` sets it",
     ),
-    Variable(
+    EnvironmentVariable(
         ("PSERVER_TRACE_STEPS",),
         OPTIONAL,
         NOT_READ,
         f"the number of steps; {USUAL.trace_steps} unless set",
     ),
-    Variable(
+    EnvironmentVariable(
         ("PSERVER_CHECKPOINT",),
         OPTIONAL,
         NOT_READ,
         "the folder, or its URL, of automatic checkpoints, from which the job also resumes; the "
         "same on every trainer; also in jobs without servers; `launch --checkpoint` sets it",
     ),
-    Variable(
+    EnvironmentVariable(
         ("PSERVER_CHECKPOINT_EVERY",),
         OPTIONAL,
         NOT_READ,
         f"seconds between two such checkpoints; {USUAL.checkpoint_every_seconds:g} unless set",
     ),
-    Variable(
+    EnvironmentVariable(
         ("PSERVER_CHECKPOINT_KEEP",),
         OPTIONAL,
         NOT_READ,
         f"the number of them that are kept; {USUAL.checkpoint_keep} unless set",
     ),
-    Variable(
+    EnvironmentVariable(
         ("PSERVER_TENSORBOARD",),
         OPTIONAL,
         NOT_READ,
         "the folder for TensorBoard's files; also in jobs without servers; "
         "`launch --tensorboard` sets it",
     ),
-    Variable(
+    EnvironmentVariable(
         ("PSERVER_STRAGGLER_FACTOR",),
         NOT_READ,
         OPTIONAL,
         "as `--straggler-factor` of `pserver serve`: from how many times the others' time on a "
         "trainer is named as slow; 3 unless set, 0: none",
     ),
-    Variable(
+    EnvironmentVariable(
         ("PSERVER_RECORD_LOG",),
         NOT_READ,
         OPTIONAL,
         "as `--record-log` of `pserver serve`: the directory where it keeps all that it applies, "
         "for `pserver replay`; nowhere unless set",
     ),
-    Variable(
+    EnvironmentVariable(
         ("PSERVER_GRACE",),
         OPTIONAL,
         NOT_READ,
         "seconds that a trainer may take, after SIGTERM, to end its step and leave the others, "
         "which continue; 0, none, unless set; `launch --grace` sets it",
     ),
-    Variable(
+    EnvironmentVariable(
         ("PSERVER_CONNECTIONS", "PSERVER_CHECKSUM"),
         NOT_READ,
         OPTIONAL,
@@ -841,26 +841,26 @@ WITH_SERVERS = (
     ),
 )
 WITHOUT_SERVERS = (
-    Variable(
+    EnvironmentVariable(
         ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
         REQUIRED,
         NOT_READ,
         "torchrun's: where some are set and others are not, a process does not train alone, but "
         "raises and names those",
     ),
-    Variable(
+    EnvironmentVariable(
         ("LOCAL_WORLD_SIZE",),
         OPTIONAL,
         NOT_READ,
         "the number of trainers on this host; `launch` sets it, as torchrun does",
     ),
-    Variable(
+    EnvironmentVariable(
         ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"),
         OPTIONAL,
         NOT_READ,
         "torchrun's: whether its agent keeps the store, and how often it has started the job again",
     ),
-    Variable(
+    EnvironmentVariable(
         ("GLOO_SOCKET_IFNAME",),
         OPTIONAL,
         NOT_READ,
@@ -869,27 +869,31 @@ WITHOUT_SERVERS = (
 )
 OTHER_LAUNCHERS = (
     *(
-        Variable(names, OPTIONAL, NOT_READ, f"{whose} number of processes")
+        EnvironmentVariable(names, OPTIONAL, NOT_READ, f"{whose} number of processes")
         for whose, names in NUMBERS_OF_LAUNCHERS.items()
     ),
-    Variable(PADDLE_ENDPOINTS, OPTIONAL, NOT_READ, "Paddle's trainers, one endpoint for each"),
-    Variable(TF_CLUSTER, OPTIONAL, NOT_READ, "TensorFlow's cluster, as JSON"),
+    EnvironmentVariable(
+        PADDLE_ENDPOINTS, OPTIONAL, NOT_READ, "Paddle's trainers, one endpoint for each"
+    ),
+    EnvironmentVariable(TF_CLUSTER, OPTIONAL, NOT_READ, "TensorFlow's cluster, as JSON"),
 )
 INTERNAL = (
-    Variable(("PSERVER_PLAN_ONLY",), OPTIONAL, NOT_READ, "`1`: `pserver plan` asks for the plan"),
-    Variable(
+    EnvironmentVariable(
+        ("PSERVER_PLAN_ONLY",), OPTIONAL, NOT_READ, "`1`: `pserver plan` asks for the plan"
+    ),
+    EnvironmentVariable(
         ("PSERVER_PROBE", "PSERVER_PROBE_SECONDS", "PSERVER_PROBE_END"),
         OPTIONAL,
         NOT_READ,
         "`pserver plan` asks for some steps: the file for their costs, for how long, until when",
     ),
-    Variable(
+    EnvironmentVariable(
         ("PSERVER_PANEL",),
         OPTIONAL,
         NOT_READ,
         "`1`: the panel of `pserver launch` shows the job's progress, so that no trainer has to",
     ),
-    Variable(
+    EnvironmentVariable(
         ("PSERVER_FINISHED",),
         OPTIONAL,
         NOT_READ,

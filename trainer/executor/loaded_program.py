@@ -981,7 +981,7 @@ PLACES = frozenset({"init", "concat"})
 
 
 @dataclass
-class Segment:
+class ProgramSegment:
     """Ops that run as one: generated code, or an update.
 
     Attributes:
@@ -1064,7 +1064,7 @@ class LoadedProgram:
         self.cleanup = Cleanup(execution.runs_per_cleanup)
         dumps = self.trains and execution.dump.path
         self.dump = ProgramDump(program, execution.dump) if dumps else None
-        self._segments: dict[tuple[str, ...], list[Segment]] = {}
+        self._segments: dict[tuple[str, ...], list[ProgramSegment]] = {}
 
     def step(
         self,
@@ -1116,7 +1116,7 @@ class LoadedProgram:
             SPANS.watcher(None)
         return found
 
-    def _run(self, segments: Iterable[Segment], values: dict[str, Any]) -> bool:
+    def _run(self, segments: Iterable[ProgramSegment], values: dict[str, Any]) -> bool:
         """Runs segments one after the other; returns whether the last one has run."""
         for segment in segments:
             began = now() if SPANS.on else 0.0
@@ -1130,7 +1130,7 @@ class LoadedProgram:
 
     def segments(
         self, program: Program, fetches: tuple[str, ...], device: torch.device
-    ) -> list[Segment]:
+    ) -> list[ProgramSegment]:
         """The segments of a run that fetches these variables.
 
         Args:
@@ -1148,21 +1148,25 @@ class LoadedProgram:
 
     def _cut(
         self, program: Program, fetches: tuple[str, ...], device: torch.device
-    ) -> list[Segment]:
+    ) -> list[ProgramSegment]:
         skips = found_infinite(program.main.ops)
         runs = [(kind, list(ops)) for kind, ops in groupby(program.main.ops, key=self._kind)]
         persistent = {v.name for v in program.main.variables.values() if v.role in PERSISTENT}
-        segments: list[Segment] = []
+        segments: list[ProgramSegment] = []
         updates = iter(self.updates)
         for index, (kind, ops) in enumerate(runs):
             if kind == "merge" and self.merge is not None:
                 merge = self.merge
-                segments.append(Segment(merge, merge.inputs, merge.outputs, "merge", len(ops)))
+                segments.append(
+                    ProgramSegment(merge, merge.inputs, merge.outputs, "merge", len(ops))
+                )
                 continue
             if kind == "update":
                 update = next(updates, None) or self._update(program, ops)
                 read = (*update.grads.values(), *filter(None, (skips,)))
-                segments.append(Segment(_updating(update, skips), read, (), "update", len(ops)))
+                segments.append(
+                    ProgramSegment(_updating(update, skips), read, (), "update", len(ops))
+                )
                 continue
             later = {name for _, others in runs[index + 1 :] for name in free_inputs(others)}
             later.update(filter(None, (skips,)))
@@ -1176,7 +1180,9 @@ class LoadedProgram:
                 ops = reusing(ops, program.main.variables, {*outputs, *fetches, *persistent})
             lowered = lower(ops, list(dict.fromkeys(outputs)), device, self._kernels)
             run = self._compiled(lowered) if kind == "compiled" else lowered
-            segments.append(Segment(run, lowered.inputs, lowered.outputs, "compute", len(ops)))
+            segments.append(
+                ProgramSegment(run, lowered.inputs, lowered.outputs, "compute", len(ops))
+            )
         _note_last_uses(segments, {*fetches, *persistent})
         return segments
 
@@ -1237,7 +1243,7 @@ def _updating(update: OptimizerSegment, skips: str) -> Callable[[dict[str, Any]]
     return run
 
 
-def _note_last_uses(segments: Iterable[Segment], kept: set[str]) -> None:
+def _note_last_uses(segments: Iterable[ProgramSegment], kept: set[str]) -> None:
     seen = set(kept)
     for segment in reversed(list(segments)):
         names = {*segment.inputs, *segment.outputs} - seen

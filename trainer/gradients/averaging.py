@@ -31,7 +31,7 @@ from pserver.telemetry.trace import SPANS, now
 from trainer.collective.dense_allreduce import WHOLE, DenseAllreduce, dense_allreduce_of
 from trainer.collective.elastic_means import DenseSteps, LivePeers
 from trainer.collective.gradient_means import GradientMeans
-from trainer.collective.member_groups import Member, MemberGroups
+from trainer.collective.member_groups import MemberGroups, TrainerProcess
 from trainer.environment.environment import Connection
 from trainer.gradients.step import Gradients
 from transpiler.plan.plan import Plan
@@ -341,7 +341,7 @@ def dense_steps_of(
         client.late,
         partial(drain_before, communicator),
     )
-    member = Member(communicator.trainer_id, secrets.token_hex(8))
+    member = TrainerProcess(communicator.trainer_id, secrets.token_hex(8))
     steps = DenseSteps(
         company,
         partial(MemberGroups, member, communicator.clients, Connection.from_environment()),

@@ -20,7 +20,7 @@ from trainer.checkpoint import resume
 from trainer.checkpoint.checkpoint_folder import CheckpointFolder
 from trainer.checkpoint.resume import jointly
 from trainer.communicator.communicator import Communicator
-from trainer.communicator.session import Apart
+from trainer.communicator.joint_calls import Apart
 from trainer.environment.environment import Role
 from trainer.job.checkpoint_settings import CheckpointSettings
 from trainer.job.due_saves import DueSaves
@@ -30,7 +30,7 @@ from trainer.job.random_states import restore_random_states
 from trainer.job.save_load import read, write
 from trainer.job.save_schedule import SaveSchedule
 from trainer.job.script_place import ScriptPlace, own_place
-from trainer.job.script_position import Place, ScriptPosition
+from trainer.job.script_position import ResumePlace, ScriptPosition
 from trainer.samplers.pass_log import Pass
 from transpiler.files import bounded_json
 
@@ -182,7 +182,7 @@ class AutomaticSaves:
             self._job.samples.restored = place.leases
             there = place.passes(role.trainer_id, role.trainers)
             self._script.return_to(
-                Place(there, place.drawn, found.meta["groups"], place.schedulers)
+                ResumePlace(there, place.drawn, found.meta["groups"], place.schedulers)
             )
             # there may be more trainers than before
             self._random = place.trainers.get(role.trainer_id, {}).get("random")

@@ -44,7 +44,7 @@ class DueSaves:
     # ---- trainers that join late: see [Note: saves and trainers that come late] ----
 
     def plain(self) -> dict[str, Any]:
-        """The state for another trainer to :meth:`take`, as JSON can hold it."""
+        """The state for another trainer to :meth:`load`, as JSON can hold it."""
         return {"schedule": self._schedule.plain(), "under way": self.meeting}
 
     def load(self, plain: Mapping[str, Any] | None) -> None:

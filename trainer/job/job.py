@@ -47,7 +47,7 @@ from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.collective.elastic_means import DenseSteps
 from trainer.communicator.communicator import Communicator, options_of
 from trainer.communicator.gradient_changes import changes_of
-from trainer.communicator.session import REASON, spelled, termination
+from trainer.communicator.termination import REASON, spelled, termination
 from trainer.communicator.trace import TRACING
 from trainer.compat.flags import ProcessSettings
 from trainer.embedding.proxy import ProxyParameter
@@ -95,7 +95,7 @@ if TYPE_CHECKING:
 # others learn of its end although it has not joined any server yet.
 
 
-class Arrival:
+class LateArrival:
     """A trainer on its way into a job.
 
     Args:
@@ -604,7 +604,7 @@ class Job:
         self.position = DataPosition()
         self.saves: Saves | None = None
         self.samples = JobSamples()
-        self._arrival: Arrival | None = None
+        self._arrival: LateArrival | None = None
         self._distributed: list[Distributed] = []
         self._hooks: list[RemovableHandle] = []  # refresh parameters before a forward pass
 
@@ -661,14 +661,14 @@ class Job:
 
     @property
     def is_first(self) -> bool:
-        """Whether this trainer is the leader (:class:`~trainer.senders.buffers.LiveTrainers`)."""
+        """Whether this trainer is the leader; see :class:`LiveTrainers`."""
         there = self.communicator
         return self.role.trainer_id == 0 if there is None else there.live.is_leader
 
     def announce(self) -> None:
         """Announces to the servers that this trainer has started; does nothing in other roles."""
         if self.role.role is Role.TRAINER and not Connection.from_environment().plan_only:
-            self._arrival = Arrival(self.role)
+            self._arrival = LateArrival(self.role)
 
     def finish(self) -> None:
         """Leaves when every trainer has finished.

@@ -31,7 +31,14 @@ from pserver.onlookers import onlooker
 from pserver.telemetry.trace import SPANS, now
 from trainer.collective.peer_meeting import PeerMeeting
 from trainer.collective.world import current_peers
-from trainer.communicator.trace import TRACING, Alone, Meeting, TraceSettings, asked, meeting_of
+from trainer.communicator.trace import (
+    TRACING,
+    Alone,
+    SpanGathering,
+    TraceSettings,
+    asked,
+    meeting_of,
+)
 from trainer.environment.environment import Connection, Role
 from trainer.job.job import CountedBatches, Job, Reported, present
 from transpiler.plan.settings import check_flag
@@ -340,7 +347,7 @@ def _counts(job: Job, optimizer: object) -> bool:
     return optimizer is None or optimizer is job.optimizer
 
 
-def _meeting(job: Job) -> Meeting | None:
+def _meeting(job: Job) -> SpanGathering | None:
     """The way in which the job's spans are gathered; None before this trainer has joined."""
     if job.role.role is Role.SINGLE:
         return Alone()

@@ -20,7 +20,7 @@ from trainer.job.job import Job, distributed, present
 from transpiler.plan.settings import check_flag
 
 if TYPE_CHECKING:
-    from trainer.checkpoint.resume import Opened
+    from trainer.checkpoint.resume import OpenCheckpoint
     from trainer.checkpoint.tables import TableStore
     from trainer.communicator.communicator import Communicator
     from trainer.communicator.tables import Tables
@@ -151,7 +151,7 @@ def load(path: str, scheduler: Any | None = None) -> int:
     return distributed(job).steps
 
 
-def read(job: Job, path: str, scheduler: Any | None = None) -> Opened:
+def read(job: Job, path: str, scheduler: Any | None = None) -> OpenCheckpoint:
     """Loads a checkpoint as :func:`load` does, without the passes over the data.
 
     Returns:

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ResumePlace:
     """The place that a script is to be brought back to.
 
     Attributes:
@@ -67,7 +67,7 @@ class ScriptPosition:
         self._job = job
         self.passes = PassLog()
         self._began, self._followed = False, 0
-        self._place: Place | None = None  # which the script has not reached yet
+        self._place: ResumePlace | None = None  # which the script has not reached yet
         self._missing: set[tuple[str, int]] = set()  # passes that were under way at that place
         self._late = False  # whether it is the others' place, as this trainer joined late
 
@@ -139,7 +139,7 @@ class ScriptPosition:
                 plain["problem"],
             )
         self.return_to(
-            Place(
+            ResumePlace(
                 SavedPasses.of(plain["passes"]),
                 plain["drawn"],
                 plain["groups"],
@@ -161,7 +161,7 @@ class ScriptPosition:
 
     # ---- return to a place ----
 
-    def return_to(self, place: Place) -> None:
+    def return_to(self, place: ResumePlace) -> None:
         """Sets the place that the script is to be brought back to."""
         self._place = place
         self._missing = {(each.loader, each.number) for each in place.passes.under_way}

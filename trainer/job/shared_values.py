@@ -17,9 +17,9 @@ from trainer.collective.dense_allreduce import DenseAllreduce, dense_allreduce_o
 from trainer.collective.elastic_group import ElasticGroup
 from trainer.collective.values import (
     ElasticLink,
-    Link,
     NoLink,
     ServedLink,
+    TrainerLink,
     TrainerValues,
     WorldLink,
 )
@@ -150,7 +150,7 @@ def present_values() -> TrainerValues:
     return TrainerValues(WorldLink() if dist.is_initialized() else NoLink())
 
 
-def _link(job: Job) -> Link:
+def _link(job: Job) -> TrainerLink:
     if job.role.role is Role.PSERVER:
         raise RuntimeError("this process is a server: trainers make this call")
     if job.role.trainers == 1:

@@ -22,7 +22,7 @@ from pserver.onlookers import onlooker
 from pserver.storage.single_file import file_to_write, joined
 from transpiler.ir.close_names import close_names
 from transpiler.plan.plan import DumpSettings
-from transpiler.tracing.default_programs import Listener, listen
+from transpiler.tracing.default_programs import NameListener, listen
 
 # ---- dump file ----
 #
@@ -162,7 +162,7 @@ class ModuleDump:
         self._seen: dict[str, list[Tensor]] = {}
         named = {name: module for name, module in modules if name in self._wanted}
         self._known = [*named, *parameters]
-        self._hooks: list[RemovableHandle | Listener] = [
+        self._hooks: list[RemovableHandle | NameListener] = [
             module.register_forward_hook(partial(self._computed, name))
             for name, module in named.items()
         ]

@@ -16,7 +16,7 @@ from transpiler.strategy.strategy import DistributedStrategy
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ModelChange:
     """One change of a model.
 
     Attributes:
@@ -30,11 +30,11 @@ class Change:
     undo: Callable[[nn.Module], None] | None = None
 
 
-CHANGES: tuple[Change, ...] = (
-    Change(lambda strategy: strategy.sync_batch_norm, synchronised),
-    Change(lambda strategy: bool(strategy.asp), masked),
-    Change(lambda strategy: strategy.recompute, recomputed),
-    Change(lambda strategy: strategy.amp, mixed, plain),
+CHANGES: tuple[ModelChange, ...] = (
+    ModelChange(lambda strategy: strategy.sync_batch_norm, synchronised),
+    ModelChange(lambda strategy: bool(strategy.asp), masked),
+    ModelChange(lambda strategy: strategy.recompute, recomputed),
+    ModelChange(lambda strategy: strategy.amp, mixed, plain),
 )
 
 

@@ -15,7 +15,7 @@ from trainer.samplers.shared_randomness import SharedRandomness
 _END = object()
 
 
-class Ended(Exception):
+class NoSuchBatch(Exception):
     """Signals that there is no such batch.
 
     Args:
@@ -66,7 +66,7 @@ class CountedReader:
         place, together = place_of(position, stripes), max(1, stripes)
         last = place - place % together + together - 1  # the last one of the step
         if self._length is not None and last >= self._length:
-            raise Ended(self._length)
+            raise NoSuchBatch(self._length)
         if place < self._next:
             self._begin_again()
         while self._next < place:
@@ -104,4 +104,4 @@ class CountedReader:
                 f"got {length}: make smaller batches, or iterate without fleet.shard over data "
                 "that every trainer is to see whole"
             )
-        raise Ended(length)
+        raise NoSuchBatch(length)

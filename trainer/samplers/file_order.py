@@ -11,7 +11,7 @@ from pserver.leases.epoch import Epoch, Stripes
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class SampleSpan:
     """Consecutive samples of one piece.
 
     Attributes:
@@ -58,7 +58,7 @@ class FileOrder:
         self._begins = [whole.of(trainer)[0] for trainer in range(stripes)]
         self._stops = [whole.of(trainer)[1] for trainer in range(stripes)]
 
-    def spans(self, start: int, stop: int) -> Iterator[Span]:
+    def spans(self, start: int, stop: int) -> Iterator[SampleSpan]:
         """The spans of positions, in their order."""
         while start < stop:
             trainer = bisect_right(self._starts, start) - 1
@@ -69,10 +69,10 @@ class FileOrder:
             yield from self._spans(begin, begin + until - start, end)
             start = until
 
-    def _spans(self, begin: int, until: int, end: int) -> Iterator[Span]:
+    def _spans(self, begin: int, until: int, end: int) -> Iterator[SampleSpan]:
         place = bisect_right(self._ends, begin)
         while begin < until:
             first = self._ends[place - 1] if place else 0
             stop = min(until, self._ends[place])
-            yield Span(place, begin - first, stop - first, end)
+            yield SampleSpan(place, begin - first, stop - first, end)
             begin, place = stop, place + 1

@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from pserver.leases.epoch import Epoch
 from trainer.samplers.counted_reader import CountedReader
-from trainer.samplers.leased_pass import BatchLists, Items, SampleLists
+from trainer.samplers.leased_pass import BatchLists, PassItems, SampleLists
 from trainer.samplers.part import JointBatches, Part, dealt
 from trainer.samplers.passes import LoaderPasses
 from trainer.samplers.sample_leases import SampleLeases
@@ -40,7 +40,7 @@ class LeasedData:
     """
 
     epoch: Epoch
-    items: Items
+    items: PassItems
     argument: str
     share: Any
 

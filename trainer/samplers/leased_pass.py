@@ -13,14 +13,14 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from pserver.errors import PServerError
-from pserver.leases.epoch import Epoch, Lease, LeasedBatches, Range, Segments, Stripes
+from pserver.leases.epoch import Epoch, EpochSegments, Lease, LeasedBatches, Range, Stripes
 from pserver.leases.table import EpochRange
-from trainer.samplers.counted_reader import Ended
+from trainer.samplers.counted_reader import NoSuchBatch
 from trainer.samplers.part import Part, dealt
 from trainer.samplers.sample_leases import SampleLeases
 
 
-class Items(Protocol):
+class PassItems(Protocol):
     """The items that the positions of an epoch stand for."""
 
     def at(self, batch: Sequence[Range], stripes: int) -> Any:
@@ -47,7 +47,7 @@ class SampleLists:
         self._divided: dict[int, Stripes] = {}
 
     def at(self, batch: Sequence[Range], stripes: int) -> list[Any]:
-        """See :class:`Items`."""
+        """See :class:`PassItems`."""
         divided = self._divided.get(stripes)
         if divided is None:
             epoch, of = self._epoch, max(1, stripes)
@@ -77,7 +77,7 @@ class BatchLists:
         return len(self._of(stripes))
 
     def at(self, batch: Sequence[Range], stripes: int) -> Any:
-        """See :class:`Items`."""
+        """See :class:`PassItems`."""
         mine = self._of(stripes)
         divided = Stripes(len(mine), 1, max(1, stripes), self._whole)
         places = (place for a, b in batch for place in divided.places(a, b))
@@ -104,12 +104,14 @@ class LeasedPass:
         items: that its positions stand for.
     """
 
-    def __init__(self, leases: SampleLeases, epoch: Epoch, items: Items) -> None:
+    def __init__(self, leases: SampleLeases, epoch: Epoch, items: PassItems) -> None:
         self._leases, self._epoch, self._items = leases, epoch, items
         self._batches = LeasedBatches(epoch.batch_size)  # leased, not drawn
         self._drawn: deque[list[Range]] = deque()  # by the loader, not given
         self._ahead: Future[Lease] | None = None  # a requested lease
-        self._segments = Segments(epoch.segments, bool(epoch.stripes)) if epoch.segments else None
+        self._segments = (
+            EpochSegments(epoch.segments, bool(epoch.stripes)) if epoch.segments else None
+        )
         self._stripes = epoch.stripes  # those in whose order positions are
         self._over = False
 
@@ -125,7 +127,7 @@ class LeasedPass:
             batch = self._batches.pop()
             try:
                 item = self._items.at(batch, self._stripes)
-            except Ended as end:
+            except NoSuchBatch as end:
                 self._end(end.length)
                 continue
             self._drawn.append(batch)

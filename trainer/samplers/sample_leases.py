@@ -153,8 +153,8 @@ class JobSamples:
     """The leases of a job's samples.
 
     Attributes:
-        restored: the result of :meth:`kept`, from the checkpoint from which the job continues; "":
-            none.
+        restored: the result of :meth:`lease_state`, from the checkpoint from which the job
+            continues; "": none.
     """
 
     def __init__(self) -> None:
@@ -189,8 +189,8 @@ class JobSamples:
         return self._leases
 
     def restore(self, kept: str) -> None:
-        """Takes the result of :meth:`kept`, of a checkpoint from which the script continues by
-        itself; has no effect after the first lease.
+        """Takes the result of :meth:`lease_state`, of a checkpoint from which the script continues
+        by itself; has no effect after the first lease.
         """
         if self._leases is None:
             self.restored = kept

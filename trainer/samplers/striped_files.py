@@ -14,7 +14,7 @@ from trainer.data.batches import Batch, Columns, joined, part, samples_of, tenso
 from trainer.data.datasets import Parses
 from trainer.data.lines import Parsed
 from trainer.data.pieces import Piece
-from trainer.samplers.file_order import FileOrder, Span
+from trainer.samplers.file_order import FileOrder, SampleSpan
 from trainer.samplers.leased_files import in_words
 
 
@@ -53,7 +53,8 @@ def striped_epoch(
 
 
 class StripedFiles:
-    """The items of positions: samples of files; see :class:`trainer.samplers.leased_pass.Items`.
+    """The items of positions: samples of files; see
+    :class:`~trainer.samplers.leased_pass.PassItems`.
 
     One thread uses it.  It reads piece after piece, and parses ahead, up to the end of a trainer's
     share; where a lease continues elsewhere, it begins there.
@@ -131,7 +132,7 @@ class StripedFiles:
             )
         self._order, self._place, self._parsed = order, place, parsed
 
-    def _samples(self, span: Span) -> Iterator[Columns]:
+    def _samples(self, span: SampleSpan) -> Iterator[Columns]:
         at = 0
         for block in self._parsed.blocks:
             samples = samples_of(block)

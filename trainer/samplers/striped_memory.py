@@ -207,7 +207,7 @@ class LeasedMemory(LeasedPass):
         self._coming: list[Range] = []  # leased last
 
     def at(self, batch: Sequence[Range], stripes: int) -> Columns:
-        """See :class:`trainer.samplers.leased_pass.Items`."""
+        """See :class:`trainer.samplers.leased_pass.PassItems`."""
         division = self._of(stripes)
         return self._held.columns(division.samples(batch), lambda: division.samples(self._coming))
 

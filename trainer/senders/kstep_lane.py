@@ -21,7 +21,8 @@ from pserver.client.replies import Reply
 from pserver.finite import is_finite
 from pserver.leases.table import EpochRange
 from pserver.table.gradient import RowGradient
-from trainer.senders.buffers import LiveTrainers, SyncedBuffers
+from trainer.senders.buffers import SyncedBuffers
+from trainer.senders.live_trainers import LiveTrainers
 from trainer.senders.parameters import ParameterSlices
 from trainer.senders.pipeline import (
     Buffers,

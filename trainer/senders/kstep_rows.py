@@ -39,7 +39,7 @@ import torch
 
 from pserver.client.channel import Hparams
 from pserver.table.gradient import RowGradient, total_of
-from pserver.table.index import Index, Memory
+from pserver.table.index import GrowingArray, Index
 from pserver.table.table import SparseTable
 from pserver.transport.frames import DTYPES
 from trainer.embedding.rows import Arrived
@@ -100,9 +100,9 @@ class GeoRows:
         kept = (table.entry, table.ttl, table.capacity)
         self._ranged = table.rows is not None and kept == (None, None, None)
         self._slots = Index()  # of the rows that have an x and a y
-        self._known = Memory(table.dim, np.dtype(table.computes_in).type)  # y, by slot
-        self._asked_in = Memory(0, np.int64)  # windows, by slot
-        self._trained_in = Memory(0, np.int64)
+        self._known = GrowingArray(table.dim, np.dtype(table.computes_in).type)  # y, by slot
+        self._asked_in = GrowingArray(0, np.int64)  # windows, by slot
+        self._trained_in = GrowingArray(0, np.int64)
         self._window = 1
         self._stepped = True  # since the last :meth:`note_moved`
         self._restarted = 0  # rows last asked for up to this window are the servers' again

@@ -39,7 +39,7 @@ from pserver.telemetry.trace import SPANS, now
 from pserver.transport.arrays import checksum
 from pserver.transport.frames import DTYPES
 from trainer.embedding.rows import Arrived
-from trainer.senders.buffers import LiveTrainers
+from trainer.senders.live_trainers import LiveTrainers
 from transpiler.ir.tables import Table
 from transpiler.plan.plan import Plan
 

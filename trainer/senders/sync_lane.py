@@ -15,14 +15,11 @@ from pserver.client.replies import Reply, first_of
 from pserver.dense.update import clip_coefficients
 from pserver.table.gradient import RowGradient
 from pserver.transport.arrays import Assignment, checksum
-from trainer.senders.buffers import LiveTrainers, SyncedBuffers
+from trainer.senders.buffers import SyncedBuffers
+from trainer.senders.gradient_validation import GradientValidation
+from trainer.senders.live_trainers import LiveTrainers
 from trainer.senders.parameters import ParameterSlices, PendingCopy, is_on_gpu
-from trainer.senders.pipeline import (
-    ConsumedSamples,
-    GradientValidation,
-    ReceivedCopies,
-    checksums_of,
-)
+from trainer.senders.pipeline import ConsumedSamples, ReceivedCopies, checksums_of
 from transpiler.ir.rules import Clip
 from transpiler.plan.plan import Lane
 

@@ -29,7 +29,7 @@ from transpiler.formats.text import (
     PADDING,
     PANEL,
     UPDATE,
-    Panel,
+    BlockPanel,
     call,
     header,
     kind_of,
@@ -99,7 +99,7 @@ def _label(op: Op) -> str:
     return f"{results(op)} {call(op)}".strip()
 
 
-def _box(panel: Panel, number: int, op: Op, phase: str, main: Block) -> Iterator[str]:
+def _box(panel: BlockPanel, number: int, op: Op, phase: str, main: Block) -> Iterator[str]:
     fill, edge, _ = COLOURS[phase]
     y, width = panel.middle(number) - BOX / 2, panel.right - panel.left
     label, kind = _label(op), types(op, panel.block, main)
@@ -121,7 +121,7 @@ def _box(panel: Panel, number: int, op: Op, phase: str, main: Block) -> Iterator
     yield "</g>"
 
 
-def _panel(panel: Panel, main: Block) -> Iterator[str]:
+def _panel(panel: BlockPanel, main: Block) -> Iterator[str]:
     yield (
         f'<rect x="{panel.x:g}" y="{panel.y:g}" width="{PANEL}" height="{panel.height:g}" '
         'rx="8" class="panel"/>'
@@ -137,7 +137,7 @@ def _panel(panel: Panel, main: Block) -> Iterator[str]:
 # ---- lines ----
 
 
-def _arcs(panel: Panel) -> Iterator[str]:
+def _arcs(panel: BlockPanel) -> Iterator[str]:
     """Arcs in the left gutter from the op that computes a variable to the one that sends it."""
     writer: dict[str, int] = {}
     for number, op in enumerate(panel.block.ops):
@@ -216,7 +216,7 @@ def _ring(number: object) -> str:
     return f"{_RING}{number}"
 
 
-def _lifelines(panel: Panel, peers: list[str]) -> tuple[dict[str, float], float]:
+def _lifelines(panel: BlockPanel, peers: list[str]) -> tuple[dict[str, float], float]:
     """The x coordinate of each vertical line, and of the end of the last one's label."""
     step = max(16.0, min(170.0, 1000 / max(len(peers), 1)))
     first = panel.x + PANEL + 90
@@ -225,7 +225,7 @@ def _lifelines(panel: Panel, peers: list[str]) -> tuple[dict[str, float], float]
     ) * step
 
 
-def _sequence(panel: Panel, peers: list[str], trainers: int) -> Iterator[str]:
+def _sequence(panel: BlockPanel, peers: list[str], trainers: int) -> Iterator[str]:
     """The vertical lines, and the arrows to and from them.
 
     Args:
@@ -272,7 +272,7 @@ def _arrow(op: Op, box: float, server: float, y: float) -> str:
     )
 
 
-def _branches(panels: list[Panel]) -> Iterator[str]:
+def _branches(panels: list[BlockPanel]) -> Iterator[str]:
     """Lines from listen_and_serv to the blocks that it runs."""
     main = panels[0]
     for number, op in enumerate(main.block.ops):

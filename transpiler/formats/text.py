@@ -628,7 +628,7 @@ def shortened(text: str, pixels: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
+class BlockPanel:
     """A block's panel in the picture.
 
     Attributes:
@@ -662,16 +662,16 @@ class Panel:
         return self.y + TITLE + number * ROW + BOX / 2
 
 
-def panels_of(blocks: Sequence[Block], top: float) -> list[Panel]:
+def panels_of(blocks: Sequence[Block], top: float) -> list[BlockPanel]:
     """Block 0 on the left, the others in columns beside it."""
-    first = Panel(blocks[0], MARGIN, top)
+    first = BlockPanel(blocks[0], MARGIN, top)
     found, limit = [first], top + max(first.height, COLUMN)
     x, y = MARGIN + PANEL + GAP * 2, top
     for block in blocks[1:]:
-        panel = Panel(block, x, y)
+        panel = BlockPanel(block, x, y)
         if y > top and y + panel.height > limit:
             x, y = x + PANEL + GAP, top
-            panel = Panel(block, x, y)
+            panel = BlockPanel(block, x, y)
         found.append(panel)
         y += panel.height + GAP / 2
     return found

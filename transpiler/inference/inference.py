@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from transpiler.ir.aten_ops import CHECKS
-from transpiler.ir.effects import Memory, changed
+from transpiler.ir.effects import Aliases, changed
 from transpiler.ir.graph import PERSISTENT, Argument, Block, Op, Ref, Role, freeze
 
 # ---- pruning ----
@@ -39,7 +39,7 @@ def pruned(main: Block, wanted: Iterable[str], inputs: Iterable[str] = ()) -> Bl
 
 def needed(ops: Sequence[Op], wanted: Iterable[str]) -> list[Op]:
     """The ops that give ``wanted`` their values, in their order, and those that check them."""
-    memory, names = Memory(ops), set(wanted)
+    memory, names = Aliases(ops), set(wanted)
     touched = {memory.of(name) for name in names}
     kept: list[Op] = []
     for op in reversed(ops):
@@ -139,7 +139,7 @@ def _received_first(found: Block, arriving: Iterable[Op], main: Block) -> Block:
 def _without_writes(ops: Iterable[Op], main: Block) -> Iterator[Op]:
     """The ops without those that change a persistent variable; their results are read as it is."""
     given = list(ops)
-    memory = Memory(given)
+    memory = Aliases(given)
     held = {memory.of(v.name) for v in main.variables.values() if v.role in PERSISTENT}
     other: dict[str, str] = {}
     for op in given:

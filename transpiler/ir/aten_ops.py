@@ -38,7 +38,7 @@ from transpiler.ir.schema import (
     SIZE,
     TEXT,
     VARIABLE,
-    Kind,
+    ArgumentKind,
     Parameter,
     Schema,
     either,
@@ -72,7 +72,7 @@ _KINDS = {
 }
 
 
-def _kind(written: str, count: int | None) -> Kind:
+def _kind(written: str, count: int | None) -> ArgumentKind:
     """The kind for one of torch's types.
 
     Args:

@@ -39,7 +39,7 @@ def _shared(op: Op) -> list[str]:
     return [name for key in keys if key in op.arguments for name in refs(op.arguments[key])]
 
 
-class Memory:
+class Aliases:
     """Which variables of a block may share memory: views, and results of ops in place.
 
     Args:

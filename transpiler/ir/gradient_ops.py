@@ -12,14 +12,14 @@ from transpiler.ir.schema import (
     NUMBER,
     VARIABLE,
     VARIABLES,
-    Kind,
+    ArgumentKind,
     Parameter,
     Schema,
     many,
 )
 
 
-def _schema(**kinds: Kind) -> Schema:
+def _schema(**kinds: ArgumentKind) -> Schema:
     return Schema(MappingProxyType({name: Parameter(kind) for name, kind in kinds.items()}), 1)
 
 

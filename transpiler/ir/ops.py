@@ -38,7 +38,7 @@ from transpiler.ir.schema import (
     TEXT,
     VARIABLE,
     VARIABLES,
-    Kind,
+    ArgumentKind,
     Parameter,
     Schema,
     check_against,
@@ -60,13 +60,13 @@ from transpiler.ir.table_ops import SCHEMAS as TABLE_SCHEMAS
 from transpiler.ir.update_block import is_registered, registered_schema
 
 
-def _schema(results: int | None, least: int = 0, **kinds: Kind) -> Schema:
+def _schema(results: int | None, least: int = 0, **kinds: ArgumentKind) -> Schema:
     return Schema(
         MappingProxyType({name: Parameter(kind) for name, kind in kinds.items()}), results, least
     )
 
 
-def _with(schema: Schema, **kinds: Kind) -> Schema:
+def _with(schema: Schema, **kinds: ArgumentKind) -> Schema:
     """The schema with arguments that may be left out."""
     extra = {name: Parameter(kind, required=False) for name, kind in kinds.items()}
     return Schema(MappingProxyType({**schema.parameters, **extra}), schema.results, schema.least)

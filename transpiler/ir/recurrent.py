@@ -25,7 +25,7 @@ from transpiler.ir.schema import (
     COUNT,
     VARIABLE,
     VARIABLES,
-    Kind,
+    ArgumentKind,
     Parameter,
     Schema,
     many,
@@ -40,7 +40,9 @@ KINDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "rnn_relu": torch.rnn_relu,
     }
 )
-_KIND = Kind(f"one of {', '.join(KINDS)}", lambda value: isinstance(value, str) and value in KINDS)
+_KIND = ArgumentKind(
+    f"one of {', '.join(KINDS)}", lambda value: isinstance(value, str) and value in KINDS
+)
 _LAYER = {
     "input": Parameter(VARIABLE),
     "hx": Parameter(VARIABLES),

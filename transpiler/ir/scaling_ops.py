@@ -12,11 +12,11 @@ from torch.nn.utils import get_total_norm
 
 from transpiler.ir.graph import Op, Ref
 from transpiler.ir.loss_scale import LossScale, ScaleCourse
-from transpiler.ir.schema import COUNT, NUMBER, VARIABLE, VARIABLES, Kind, Parameter, Schema
+from transpiler.ir.schema import COUNT, NUMBER, VARIABLE, VARIABLES, ArgumentKind, Parameter, Schema
 from transpiler.ir.sparse_rows import SparseRows, on_rows, rows_of
 
 
-def _schema(results: int | None, least: int, **kinds: Kind) -> Schema:
+def _schema(results: int | None, least: int, **kinds: ArgumentKind) -> Schema:
     parameters = {name: Parameter(kind) for name, kind in kinds.items()}
     return Schema(MappingProxyType(parameters), results, least)
 

@@ -33,7 +33,7 @@ LARGEST = 2**63 - 1  # what an integer of the protobuf, and torch's sizes, can h
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ArgumentKind:
     """A set of arguments, with its name for messages.
 
     Attributes:
@@ -54,7 +54,7 @@ class Parameter:
         required: whether the op must have it.
     """
 
-    kind: Kind
+    kind: ArgumentKind
     required: bool = True
 
 
@@ -96,78 +96,84 @@ def _is_literal(value: Argument) -> bool:
     return len(value.data) == math.prod(value.shape) * DTYPES[value.dtype].itemsize
 
 
-def optional(kind: Kind) -> Kind:
+def optional(kind: ArgumentKind) -> ArgumentKind:
     """The kind, or None."""
-    return Kind(f"{kind.words} or None", lambda value: value is None or kind.accepts(value))
+    return ArgumentKind(f"{kind.words} or None", lambda value: value is None or kind.accepts(value))
 
 
-def either(first: Kind, second: Kind) -> Kind:
+def either(first: ArgumentKind, second: ArgumentKind) -> ArgumentKind:
     """One kind or the other."""
-    return Kind(
+    return ArgumentKind(
         f"{first.words} or {second.words}",
         lambda value: first.accepts(value) or second.accepts(value),
     )
 
 
-def many(kind: Kind) -> Kind:
+def many(kind: ArgumentKind) -> ArgumentKind:
     """A list of the kind, possibly empty."""
-    return Kind(
+    return ArgumentKind(
         f"list of ({kind.words})",
         lambda value: isinstance(value, tuple) and all(map(kind.accepts, value)),
     )
 
 
-def fixed(kind: Kind, length: int) -> Kind:
+def fixed(kind: ArgumentKind, length: int) -> ArgumentKind:
     """A list of ``length`` arguments of the kind."""
     items = many(kind).accepts
     words = f"list of {length} ({kind.words})"
-    return Kind(
+    return ArgumentKind(
         words, lambda value: isinstance(value, tuple) and len(value) == length and items(value)
     )
 
 
-def word(kind: str, allowed: Callable[[str], bool]) -> Kind:
+def word(kind: str, allowed: Callable[[str], bool]) -> ArgumentKind:
     """A :class:`Symbol` of this kind with an allowed value."""
-    return Kind(
+    return ArgumentKind(
         f"a {kind}",
         lambda value: isinstance(value, Symbol) and value.kind == kind and allowed(value.value),
     )
 
 
-VARIABLE = Kind("a variable", lambda value: isinstance(value, Ref) and value.name != "")
-VARIABLES = Kind(
+VARIABLE = ArgumentKind("a variable", lambda value: isinstance(value, Ref) and value.name != "")
+VARIABLES = ArgumentKind(
     "a list of one or more variables",
     lambda value: isinstance(value, tuple) and len(value) > 0 and all(map(VARIABLE.accepts, value)),
 )
-INTEGER = Kind("an integer", _is_int)
-INDEX = Kind(
+INTEGER = ArgumentKind("an integer", _is_int)
+INDEX = ArgumentKind(
     "an integer of 0 or more",
     lambda value: isinstance(value, int) and _is_int(value) and value >= 0,
 )
-COUNT = Kind(
+COUNT = ArgumentKind(
     "an integer of 1 or more",
     lambda value: isinstance(value, int) and _is_int(value) and value >= 1,
 )
-NUMBER = Kind(
+NUMBER = ArgumentKind(
     "a finite number",
     lambda value: isinstance(value, int | float) and _is_real(value) and math.isfinite(value),
 )
-BOUND = Kind(
+BOUND = ArgumentKind(
     "a number other than nan",
     lambda value: isinstance(value, int | float) and _is_real(value) and value == value,
 )
-REAL = Kind("a number", _is_real)
-SCALAR = Kind("a number or a bool", lambda value: isinstance(value, bool) or _is_real(value))
-BOOLEAN = Kind("a bool", lambda value: isinstance(value, bool))
-TEXT = Kind("a text", lambda value: isinstance(value, str))
-NAME = Kind("a text that is not empty", lambda value: isinstance(value, str) and value != "")
-LITERAL = Kind("a constant tensor (known dtype, as many bytes as its shape asks for)", _is_literal)
+REAL = ArgumentKind("a number", _is_real)
+SCALAR = ArgumentKind(
+    "a number or a bool", lambda value: isinstance(value, bool) or _is_real(value)
+)
+BOOLEAN = ArgumentKind("a bool", lambda value: isinstance(value, bool))
+TEXT = ArgumentKind("a text", lambda value: isinstance(value, str))
+NAME = ArgumentKind(
+    "a text that is not empty", lambda value: isinstance(value, str) and value != ""
+)
+LITERAL = ArgumentKind(
+    "a constant tensor (known dtype, as many bytes as its shape asks for)", _is_literal
+)
 DTYPE = word("dtype", DTYPES.__contains__)
 DEVICE = word("device", _is_device)
 LAYOUT = word("layout", LAYOUTS.__contains__)
 MEMORY_FORMAT = word("memory_format", MEMORY_FORMATS.__contains__)
 SIZE = either(INTEGER, VARIABLE)
-NOTHING = Kind("nothing that a program can hold", lambda value: False)
+NOTHING = ArgumentKind("nothing that a program can hold", lambda value: False)
 
 
 def describe(value: Argument) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 
-class Rows(Protocol):
+class PullableRows(Protocol):
     """The value of a variable of role TABLE: something that rows can be pulled from."""
 
     def pull(self, ids: Tensor) -> Tensor:
@@ -139,7 +139,9 @@ class RowKernels:
             for part, each in zip(parts, ids, strict=True)
         ]
 
-    def _lookup(self, op: Any, w: Rows, ids: Tensor, padding_idx: int | None = None) -> Tensor:
+    def _lookup(
+        self, op: Any, w: PullableRows, ids: Tensor, padding_idx: int | None = None
+    ) -> Tensor:
         wanted, stays = self.wanted([ids], padding_idx)
         unique, inverse = self.unique(wanted)
         return self.spread(w.pull(unique), inverse, stays, [ids])[0]
@@ -147,7 +149,7 @@ class RowKernels:
     def _gradient(
         self,
         op: Any,
-        w: Rows,
+        w: PullableRows,
         ids: Sequence[Tensor],
         grads: Sequence[Tensor],
         counted: Sequence[Tensor] | None = None,

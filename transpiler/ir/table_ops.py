@@ -38,7 +38,7 @@ from transpiler.ir.schema import (
     NUMBER,
     VARIABLE,
     VARIABLES,
-    Kind,
+    ArgumentKind,
     Parameter,
     Schema,
     either,
@@ -64,7 +64,10 @@ ENTRIES: Mapping[str, type[CountFilterEntry] | type[ProbabilityEntry] | type[Sho
 
 
 def _schema(
-    results: int | None, least: int = 0, may: Mapping[str, Kind] | None = None, **must: Kind
+    results: int | None,
+    least: int = 0,
+    may: Mapping[str, ArgumentKind] | None = None,
+    **must: ArgumentKind,
 ) -> Schema:
     extra = {name: Parameter(kind, required=False) for name, kind in (may or {}).items()}
     return Schema(
@@ -74,8 +77,8 @@ def _schema(
     )
 
 
-_PADDING: Mapping[str, Kind] = {"padding_idx": INTEGER}
-_SETTINGS: Mapping[str, Kind] = {
+_PADDING: Mapping[str, ArgumentKind] = {"padding_idx": INTEGER}
+_SETTINGS: Mapping[str, ArgumentKind] = {
     "rows": COUNT,
     "seed": INTEGER,
     "initial": many(either(NAME, NUMBER)),
@@ -231,10 +234,10 @@ def update_schema(op_type: str) -> Schema:
     if op_type not in ROW_RULES:
         raise ValueError(f"op {op_type!r}: expected a rule for rows, one of {', '.join(ROW_RULES)}")
     spec = ROW_RULES[op_type]
-    hparams: dict[str, Kind] = {
+    hparams: dict[str, ArgumentKind] = {
         name: fixed(NUMBER, 2) if name == "betas" else NUMBER for name in spec.hparams
     }
-    may: dict[str, Kind] = {**hparams, **dict.fromkeys(spec.flags, BOOLEAN)}
+    may: dict[str, ArgumentKind] = {**hparams, **dict.fromkeys(spec.flags, BOOLEAN)}
     return _schema(1, param=VARIABLE, grad=VARIABLE, columns=fixed(INDEX, 2), group=INDEX, may=may)
 
 

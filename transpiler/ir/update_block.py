@@ -29,7 +29,7 @@ from transpiler.ir.schema import (
     INDEX,
     NUMBER,
     VARIABLE,
-    Kind,
+    ArgumentKind,
     Parameter,
     Schema,
     check_against,
@@ -38,7 +38,7 @@ from transpiler.ir.schema import (
 )
 
 _TYPE = re.compile(r"registered\.\w{1,64}")
-_UPDATE = Kind("the block of a rule", lambda value: isinstance(value, Block))
+_UPDATE = ArgumentKind("the block of a rule", lambda value: isinstance(value, Block))
 NEW = "@NEW"
 MOST_OPS = 256
 MOST_INPUTS = 64

@@ -61,9 +61,9 @@ from transpiler.plan.plan import Plan
 from transpiler.program import Program
 from transpiler.verify import collective, evaluation, pserver, tables, trainer
 from transpiler.verify import trainer as averaged
-from transpiler.verify.verify import Pass, Stage
+from transpiler.verify.verify import Pass, PassStage
 
-Pipeline = tuple[Stage, ...]
+Pipeline = tuple[PassStage, ...]
 
 
 def trainer_passes(runtime_split_send_recv: bool = False) -> Pipeline:
@@ -78,26 +78,26 @@ def trainer_passes(runtime_split_send_recv: bool = False) -> Pipeline:
 
     return (
         # where servers clip, the trainer's clip ops are dropped
-        Stage(leave_clipping_to_servers),
+        PassStage(leave_clipping_to_servers),
         # where gradients are compressed, the trainer clips its share
-        Stage(clip_shares),
+        PassStage(clip_shares),
         # lookups become pulls of rows from servers
-        Stage(split(pull_rows), (tables.rows_pulled_once,)),
+        PassStage(split(pull_rows), (tables.rows_pulled_once,)),
         # each gradient is split and sent right after the op that produces it
-        Stage(split(send_gradients), (trainer.sent_exactly_once, trainer.sent_when_final)),
+        PassStage(split(send_gradients), (trainer.sent_exactly_once, trainer.sent_when_final)),
         # each gradient of rows likewise; the ops that update rows are dropped
-        Stage(
+        PassStage(
             split(send_row_gradients),
             (tables.row_gradients_sent_once, tables.rows_updated_in_one_place),
         ),
         # the optimizer ops of parameters that servers update are dropped
-        Stage(drop_updates, (trainer.updated_in_one_place,)),
+        PassStage(drop_updates, (trainer.updated_in_one_place,)),
         # gradients that trainers average are averaged, and waited for before the updates
-        Stage(average_gradients, (averaged.gradients_averaged_once,)),
+        PassStage(average_gradients, (averaged.gradients_averaged_once,)),
         # in k-step lanes the deltas are sent after the updates
-        Stage(send_changes, (trainer.changes_sent_once,)),
+        PassStage(send_changes, (trainer.changes_sent_once,)),
         # barriers, then each parameter is received and its slices are concatenated
-        Stage(
+        PassStage(
             split(receive_parameters),
             (
                 trainer.parameters_received_once,
@@ -107,9 +107,9 @@ def trainer_passes(runtime_split_send_recv: bool = False) -> Pipeline:
             ),
         ),
         # where servers decide a step, averages count only after that
-        Stage(update_when_decided, (averaged.averaged_before_barriers,)),
+        PassStage(update_when_decided, (averaged.averaged_before_barriers,)),
         # a loss scale is updated when the step's outcome has arrived
-        Stage(update_scale_last),
+        PassStage(update_scale_last),
     )
 
 
@@ -125,9 +125,9 @@ def forward_passes(runtime_split_send_recv: bool = False) -> Pipeline:
 
     return (
         # lookups become pulls of rows from servers
-        Stage(split(pull_rows), (tables.rows_pulled_once, evaluation.changes_nothing)),
+        PassStage(split(pull_rows), (tables.rows_pulled_once, evaluation.changes_nothing)),
         # each parameter is received and its slices are concatenated
-        Stage(
+        PassStage(
             split(receive_first),
             (
                 evaluation.received_before_computing,
@@ -146,7 +146,7 @@ def trainer_startup_passes(runtime_split_send_recv: bool = False) -> Pipeline:
     """
     return (
         # every variable that servers hold is received; tables are declared
-        Stage(
+        PassStage(
             partial(receive_everything, runtime_split_send_recv=runtime_split_send_recv),
             (
                 trainer.parameters_received_once,
@@ -161,41 +161,41 @@ def trainer_startup_passes(runtime_split_send_recv: bool = False) -> Pipeline:
 # From an empty program to a server's main program; the plan alone decides.
 PSERVER_PASSES: Pipeline = (
     # block 0 defines the server's slices, with their gradients and states
-    Stage(define_slices, (pserver.slices_held, pserver.only_server_ops)),
+    PassStage(define_slices, (pserver.slices_held, pserver.only_server_ops)),
     # one block updates each slice
-    Stage(append_optimize_blocks, (pserver.optimize_blocks_complete,)),
+    PassStage(append_optimize_blocks, (pserver.optimize_blocks_complete,)),
     # block 0 defines every table
-    Stage(define_tables, (tables.tables_held,)),
+    PassStage(define_tables, (tables.tables_held,)),
     # one block updates each table, one looks its rows up
-    Stage(append_table_blocks, (tables.table_blocks_complete,)),
+    PassStage(append_table_blocks, (tables.table_blocks_complete,)),
     # block 0 ends in listen_and_serv
-    Stage(listen, (pserver.listens_once,)),
+    PassStage(listen, (pserver.listens_once,)),
 )
 
 # A trainer's main program without servers: the mean gradients ("grad_allreduce").
 GRADIENT_PASSES: Pipeline = (
     # the loss's gradient is scaled by 1 / trainers
-    Stage(scale_loss_gradient, (collective.loss_gradient_scaled,)),
+    PassStage(scale_loss_gradient, (collective.loss_gradient_scaled,)),
     # a gradient that backward reads again gets a copy of its own to be summed
-    Stage(separate_gradients, (collective.updated_once,)),
+    PassStage(separate_gradients, (collective.updated_once,)),
     # each gradient is summed over the trainers as soon as it is final
-    Stage(sum_gradients, (collective.summed_exactly_once,)),
+    PassStage(sum_gradients, (collective.summed_exactly_once,)),
     # sums that follow one another share a bucket
-    Stage(fuse_by_size, (collective.buckets_in_bounds,)),
+    PassStage(fuse_by_size, (collective.buckets_in_bounds,)),
     # where the plan says so, gradients are cast before their sum, and back after it
-    Stage(sum_as_float16, (collective.cast_both_ways,)),
+    PassStage(sum_as_float16, (collective.cast_both_ways,)),
     # each sum is waited for right before its first use
-    Stage(wait_before_use, (collective.awaited_before_use,)),
+    PassStage(wait_before_use, (collective.awaited_before_use,)),
 )
 
 # The same where each parameter is updated by one trainer.
 SHARDED_PASSES: Pipeline = (
-    Stage(scale_loss_gradient, (collective.loss_gradient_scaled,)),
-    Stage(separate_gradients),
+    PassStage(scale_loss_gradient, (collective.loss_gradient_scaled,)),
+    PassStage(separate_gradients),
     # each gradient is summed on the trainer that updates its parameter
-    Stage(reduce_to_owners),
+    PassStage(reduce_to_owners),
     # updates of other trainers' parameters are dropped; each parameter is broadcast
-    Stage(
+    PassStage(
         update_on_owners,
         (
             collective.reduced_to_its_owner,
@@ -203,43 +203,45 @@ SHARDED_PASSES: Pipeline = (
             collective.broadcast_by_its_owner,
         ),
     ),
-    Stage(wait_before_use, (collective.awaited_before_use,)),
+    PassStage(wait_before_use, (collective.awaited_before_use,)),
 )
 
 # A trainer's main program without servers: the mean parameters ("local_sgd").
 PARAMETER_PASSES: Pipeline = (
     # after the updates each parameter becomes its mean over the trainers
-    Stage(
+    PassStage(
         average_parameters,
         (collective.updated_once, collective.averaged_exactly_once, collective.adapted_once),
     ),
-    Stage(fuse_by_size, (collective.buckets_in_bounds,)),
-    Stage(wait_before_use, (collective.awaited_before_use,)),
+    PassStage(fuse_by_size, (collective.buckets_in_bounds,)),
+    PassStage(wait_before_use, (collective.awaited_before_use,)),
 )
 
 # A trainer's startup program with "nccl2".
 NCCL2_STARTUP_PASSES: Pipeline = (
     # trainer 0 generates the ids of the rings
-    Stage(generate_ids, (collective.ids_generated_once,)),
+    PassStage(generate_ids, (collective.ids_generated_once,)),
 )
 
 # A trainer's startup program in the other modes without servers.
 COLLECTIVE_STARTUP_PASSES: Pipeline = (
-    Stage(generate_ids, (collective.ids_generated_once,)),
+    PassStage(generate_ids, (collective.ids_generated_once,)),
     # the process groups are initialised
-    Stage(init_rings, (collective.rings_initialized_once,)),
+    PassStage(init_rings, (collective.rings_initialized_once,)),
     # every parameter and buffer becomes trainer 0's
-    Stage(broadcast_parameters, (collective.parameters_broadcast,)),
+    PassStage(broadcast_parameters, (collective.parameters_broadcast,)),
     # those of a ring travel together, where the deployment asks for it
-    Stage(fuse_broadcasts, (collective.parameters_broadcast,)),
-    Stage(wait_before_use, (collective.awaited_before_use,)),
+    PassStage(fuse_broadcasts, (collective.parameters_broadcast,)),
+    PassStage(wait_before_use, (collective.awaited_before_use,)),
 )
 
 # A trainer's main program without servers, by mode.
 MAIN_PASSES: Mapping[str, Pipeline] = MappingProxyType(
     {
         # the program stays as it is; ParallelExecutor runs GRADIENT_PASSES on it
-        "nccl2": (Stage(leave_unchanged, (collective.shares_nothing, collective.updated_once)),),
+        "nccl2": (
+            PassStage(leave_unchanged, (collective.shares_nothing, collective.updated_once)),
+        ),
         "grad_allreduce": GRADIENT_PASSES,
         "local_sgd": PARAMETER_PASSES,
     }

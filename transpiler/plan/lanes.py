@@ -10,13 +10,13 @@ from transpiler.ir.ops import check_rule
 from transpiler.ir.rules import Rule
 from transpiler.plan.modes import MODES
 from transpiler.plan.plan import Lane, Placement, Plan, Slice
-from transpiler.plan.settings import LANE_SETTINGS, Kind, count, optional, text
+from transpiler.plan.settings import LANE_SETTINGS, ValueKind, count, optional, text
 
 MERGES = ("sum", "mean")
 # Of a lane's field, where a key of a strategy may have further values.
 # of merged gradients; where a step is one trainer's alone there is nothing to divide
 SCALES = ("avg", "sum", "customized")
-_NARROWER: dict[str, Kind] = {"merge": text(*MERGES), "staleness": optional(count())}
+_NARROWER: dict[str, ValueKind] = {"merge": text(*MERGES), "staleness": optional(count())}
 _DEFAULTS = {field.name: field.default for field in fields(Lane)}
 
 

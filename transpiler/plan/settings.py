@@ -44,7 +44,7 @@ class UnknownField(AttributeError, ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ValueKind:
     """The values that a setting takes.
 
     Attributes:
@@ -82,7 +82,7 @@ class Setting:
 
     key: str
     default: Any
-    kind: Kind
+    kind: ValueKind
     sentence: str = ""
     modes: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
@@ -179,9 +179,9 @@ def whole_number(what: str, value: object, least: int, below: int | None = None)
 # ---- kinds ----
 
 
-def flag() -> Kind:
+def flag() -> ValueKind:
     """True or False."""
-    return Kind("bool", "", check_flag)
+    return ValueKind("bool", "", check_flag)
 
 
 def _is_int(value: Any) -> bool:
@@ -189,7 +189,7 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def count(least: int = 1, most: float = LARGEST, none: int | None = None) -> Kind:
+def count(least: int = 1, most: float = LARGEST, none: int | None = None) -> ValueKind:
     """A whole number from ``least`` to ``most``; ``none`` is one more, which means "not set"."""
     span = f"{least} or more" if most >= LARGEST else f"{least} to {most:g}"
     span += "" if none is None else f", or {none}"
@@ -202,10 +202,10 @@ def count(least: int = 1, most: float = LARGEST, none: int | None = None) -> Kin
             refuse_range(name, f"a whole number of {words}", value)
         return int(value)
 
-    return Kind("int", span, check)
+    return ValueKind("int", span, check)
 
 
-def number(valid: Callable[[float], bool], span: str) -> Kind:
+def number(valid: Callable[[float], bool], span: str) -> ValueKind:
     """A finite number in a range; ``span`` is the range in words: "above 0"."""
 
     def check(name: str, value: Any) -> float:
@@ -219,20 +219,20 @@ def number(valid: Callable[[float], bool], span: str) -> Kind:
             refuse_range(name, f"a number {span}", value)
         return checked
 
-    return Kind("float", span.removeprefix("of "), check)
+    return ValueKind("float", span.removeprefix("of "), check)
 
 
-def above(bound: float = 0.0) -> Kind:
+def above(bound: float = 0.0) -> ValueKind:
     """A number above a bound."""
     return number(lambda value: value > bound, f"above {bound:g}")
 
 
-def at_least(least: float = 0.0) -> Kind:
+def at_least(least: float = 0.0) -> ValueKind:
     """A number of a bound or more."""
     return number(lambda value: value >= least, f"of {least:g} or more")
 
 
-def text(*choices: str) -> Kind:
+def text(*choices: str) -> ValueKind:
     """A text; one of the choices where there are any."""
     span = "one of " + ", ".join(map(repr, choices)) if choices else ""
     words = span or "a text"
@@ -244,10 +244,10 @@ def text(*choices: str) -> Kind:
             refuse_range(name, "a text without surrogates", value)
         return value if not choices or value in choices else refuse_range(name, words, value)
 
-    return Kind("str", span, check)
+    return ValueKind("str", span, check)
 
 
-def list_of(item: Kind, least: int = 0) -> Kind:
+def list_of(item: ValueKind, least: int = 0) -> ValueKind:
     """A list, or tuple, of values of one kind; it is kept as a tuple.  None is an empty one."""
 
     def check(name: str, value: Any) -> tuple[Any, ...]:
@@ -259,19 +259,19 @@ def list_of(item: Kind, least: int = 0) -> Kind:
             refuse_range(name, f"a list of {least} or more", value)
         return tuple(item.check(f"{name}[{index}]", entry) for index, entry in enumerate(value))
 
-    return Kind(f"list of {item.type}", item.range, check)
+    return ValueKind(f"list of {item.type}", item.range, check)
 
 
-def optional(kind: Kind) -> Kind:
+def optional(kind: ValueKind) -> ValueKind:
     """A value of a kind, or None."""
-    return Kind(
+    return ValueKind(
         f"{kind.type} or None",
         kind.range,
         lambda name, value: None if value is None else kind.check(name, value),
     )
 
 
-def permutation(*parts: str) -> Kind:
+def permutation(*parts: str) -> ValueKind:
     """A list that has each of these names once."""
     span = f"each of {', '.join(parts)} once"
 
@@ -282,10 +282,10 @@ def permutation(*parts: str) -> Kind:
             refuse_range(name, span, value)
         return tuple(value)
 
-    return Kind("list of str", span, check)
+    return ValueKind("list of str", span, check)
 
 
-def dict_of(settings: Table, words: str) -> Kind:
+def dict_of(settings: Table, words: str) -> ValueKind:
     """A dict whose keys are settings; keys that it lacks have their defaults."""
 
     def check(name: str, value: Any) -> dict[str, Any]:
@@ -294,10 +294,10 @@ def dict_of(settings: Table, words: str) -> Kind:
         defaults = {key: setting.default for key, setting in settings.items()}
         return {**defaults, **check_keys(name, settings, {}, value)}
 
-    return Kind("dict", f"keys {', '.join(settings)}", check)
+    return ValueKind("dict", f"keys {', '.join(settings)}", check)
 
 
-def dict_from_patterns(item: Kind, words: str) -> Kind:
+def dict_from_patterns(item: ValueKind, words: str) -> ValueKind:
     """A dict from patterns of names to values of one kind."""
 
     def check(name: str, value: Any) -> dict[str, Any]:
@@ -309,7 +309,7 @@ def dict_from_patterns(item: Kind, words: str) -> Kind:
             for key, entry in value.items()
         }
 
-    return Kind(f"dict from patterns to {item.type}", item.range, check)
+    return ValueKind(f"dict from patterns to {item.type}", item.range, check)
 
 
 # ---- lane settings ----

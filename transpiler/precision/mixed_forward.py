@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map
 from transpiler.ir.close_names import close_names
 from transpiler.ir.loss_scale import LossScale
 from transpiler.ir.table_ops import is_sparse
-from transpiler.precision.ops import SIXTEEN, OpCasts, Precision, cast, precision_of
+from transpiler.precision.ops import SIXTEEN, MixedPrecision, OpCasts, cast, precision_of
 from transpiler.strategy.strategy import DistributedStrategy
 
 _running: ContextVar[_Forward | None] = ContextVar("running", default=None)
@@ -105,7 +105,7 @@ class MixedForward:
         ValueError: ``custom_black_varnames`` names no parameter or buffer.
     """
 
-    def __init__(self, model: nn.Module, precision: Precision) -> None:
+    def __init__(self, model: nn.Module, precision: MixedPrecision) -> None:
         self.precision = precision
         self.scale = None if precision.course is None else LossScale(precision.course)
         self._model, self._looked, self.calls = model, False, 0
@@ -152,7 +152,7 @@ class _Forward:
         scale: of the loss; None where it is not scaled, or nothing is differentiated.
     """
 
-    def __init__(self, model: nn.Module, precision: Precision, scale: float | None) -> None:
+    def __init__(self, model: nn.Module, precision: MixedPrecision, scale: float | None) -> None:
         self.model, self.precision, self._scale = model, precision, scale
         self.guards, self._guarded = 0, False
         device = next((p.device.type for p in model.parameters()), "cpu")

@@ -115,7 +115,7 @@ def is_in_place(function: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Precision:
+class MixedPrecision:
     """The settings of a forward with mixed precision.
 
     Attributes:
@@ -141,7 +141,7 @@ class Precision:
         return bool(self.white or self.black or self.kept)
 
 
-def precision_of(strategy: DistributedStrategy) -> Precision:
+def precision_of(strategy: DistributedStrategy) -> MixedPrecision:
     """The precision that a strategy with ``amp`` chooses.
 
     Raises:
@@ -156,7 +156,7 @@ def precision_of(strategy: DistributedStrategy) -> Precision:
             "custom_black_list, got in both"
         )
     bfloat = settings["use_pure_bf16"]
-    return Precision(
+    return MixedPrecision(
         torch.bfloat16 if bfloat else torch.float16,
         pure=bfloat or settings["use_pure_fp16"],
         guarded=settings["use_pure_fp16"] and settings["use_fp16_guard"],

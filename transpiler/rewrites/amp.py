@@ -32,7 +32,7 @@ from transpiler.ir.scaling_ops import CHECK, UPDATE
 from transpiler.ir.updates import gradient_of, optimizer_ops, row_updates
 from transpiler.plan.plan import Plan
 from transpiler.precision.mixed_forward import MixedForward
-from transpiler.precision.ops import Precision, precision_of
+from transpiler.precision.ops import MixedPrecision, precision_of
 from transpiler.program import Program
 from transpiler.rewrites.rewrites import Programs
 from transpiler.strategy.strategy import DistributedStrategy
@@ -91,7 +91,7 @@ def check_scales(mains: Sequence[Program], plan: Plan) -> None:
 
 
 @contextmanager
-def _mixed(precision: Precision, made: list[MixedForward], model: nn.Module) -> Iterator[None]:
+def _mixed(precision: MixedPrecision, made: list[MixedForward], model: nn.Module) -> Iterator[None]:
     former = model.__dict__.pop("forward", None)
     made.append(MixedForward(model, precision))
     model.forward = made[-1]

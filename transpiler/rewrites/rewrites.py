@@ -13,7 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from transpiler.ir.aten_ops import aten_overload
 from transpiler.ir.close_names import close_names
-from transpiler.ir.effects import Memory, changed
+from transpiler.ir.effects import Aliases, changed
 from transpiler.ir.fusion import fusion_of
 from transpiler.ir.graph import (
     PERSISTENT,
@@ -232,7 +232,7 @@ class _Recomputation:
     def __init__(self, block: Block, checkpoints: Sequence[str]) -> None:
         self._block = block
         self._seed = _seed(block)
-        self._memory = Memory(block.ops)
+        self._memory = Aliases(block.ops)
         self._maker = {
             name: index
             for index, op in enumerate(block.ops[: self._seed])

@@ -11,9 +11,9 @@ import numpy as np
 
 from transpiler.plan.modes import EVERY_MODE
 from transpiler.plan.settings import (
-    Kind,
     Setting,
     Table,
+    ValueKind,
     above,
     at_least,
     count,
@@ -27,7 +27,7 @@ from transpiler.plan.settings import (
 )
 
 
-def _average() -> Kind:
+def _average() -> ValueKind:
     words = "True, False, 'avg' or 'sum'"
 
     def check(name: str, value: Any) -> bool:
@@ -36,7 +36,7 @@ def _average() -> Kind:
         is_flag = isinstance(value, bool | np.bool_)
         return bool(value) if is_flag else refuse_type(name, words, value)
 
-    return Kind("bool or str", words, check)
+    return ValueKind("bool or str", words, check)
 
 
 _EVERY_MODE = tuple(mode.name for mode in EVERY_MODE)
@@ -48,13 +48,13 @@ _SCALE = number(lambda value: 1e-30 <= value <= 1e38, "from 1e-30 to 1e38")  # o
 _EXCLUDED = "Parts of names of parameters, or of their modules' types, that have no decay."
 
 
-def everywhere(key: str, default: Any, kind: Kind, sentence: str) -> Setting:
+def everywhere(key: str, default: Any, kind: ValueKind, sentence: str) -> Setting:
     """A setting that jobs and programs of every kind read."""
     jobs = ("collective", "hybrid", "program", "collective_program")
     return Setting(key, default, kind, sentence, _EVERY_MODE, jobs)
 
 
-def _amp(key: str, default: Any, kind: Kind, sentence: str) -> Setting:
+def _amp(key: str, default: Any, kind: ValueKind, sentence: str) -> Setting:
     """A setting of mixed precision, which all kinds of jobs read but those with a divided model."""
     return Setting(
         key, default, kind, sentence, _EVERY_MODE, ("collective", *_PROGRAMS), early=True

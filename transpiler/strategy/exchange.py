@@ -17,7 +17,7 @@ _SIZES = ("fuse_grad_size_in_MB", "fuse_grad_size_in_num", "last_comm_group_size
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class GradientExchange:
     """The settings of an exchange of gradients.
 
     Attributes:
@@ -43,11 +43,11 @@ class Exchange:
     unused: bool = False
 
 
-def exchange_of(strategy: DistributedStrategy | None) -> Exchange:
+def exchange_of(strategy: DistributedStrategy | None) -> GradientExchange:
     """The exchange settings of a strategy; the defaults for None."""
     if strategy is None:
-        return Exchange()
-    return Exchange(
+        return GradientExchange()
+    return GradientExchange(
         size_mb=strategy.fuse_grad_size_in_MB,
         last_mb=strategy.last_comm_group_size_MB,
         most=strategy.fuse_grad_size_in_num if strategy.fuse_all_reduce_ops else 1,

@@ -11,9 +11,9 @@ from typing import Any
 from transpiler.plan.modes import COLLECTIVE
 from transpiler.plan.settings import (
     EVERY,
-    Kind,
     Setting,
     Table,
+    ValueKind,
     above,
     count,
     flag,
@@ -36,7 +36,7 @@ _AND_PROGRAMS = ("hybrid", "collective_program")
 DGC_JOBS = ("collective", "program")
 
 
-def _divided(key: str, default: Any, kind: Kind, sentence: str, absent: str = "") -> Setting:
+def _divided(key: str, default: Any, kind: ValueKind, sentence: str, absent: str = "") -> Setting:
     """A setting of jobs that divide a model, read when the model is registered."""
     return Setting(key, default, kind, sentence, jobs=_HYBRID, early=True, absent=absent)
 

@@ -420,7 +420,7 @@ class Settings(dict[str, Any]):
         return dict, (dict(self),)  # a copy is the user's own
 
 
-class Items(list[Any]):
+class FixedList(list[Any]):
     """A list in :class:`Settings`, which refuses changes in the same way."""
 
     __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse_change
@@ -476,7 +476,7 @@ def _modes(entries: Iterable[pb.Mode]) -> dict[str, str]:
 def _shown(value: Any) -> Any:
     """A setting as a user reads it."""
     if isinstance(value, tuple):
-        return Items(value)
+        return FixedList(value)
     return Settings(value) if isinstance(value, Mapping) else value
 
 

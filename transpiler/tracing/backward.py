@@ -21,7 +21,7 @@ from transpiler.lower import Lowered, lower
 from transpiler.program import Program
 from transpiler.tracing.autograd import gradients_of
 from transpiler.tracing.default_programs import default_main_program
-from transpiler.tracing.equivalence_check import Result, check_equivalence, resized, unchanged
+from transpiler.tracing.equivalence_check import StepResult, check_equivalence, resized, unchanged
 from transpiler.tracing.input_spec import Inputs, InputSpec, made_inputs
 
 # ---- backward tables ----
@@ -33,7 +33,7 @@ from transpiler.tracing.input_spec import Inputs, InputSpec, made_inputs
 
 
 @dataclass(frozen=True)
-class Opened:
+class WithoutLookups:
     """A program whose lookups have become inputs.
 
     Attributes:
@@ -128,7 +128,7 @@ def _untrained(program: Program, lookup: Op) -> Argument:
     return lookup.arguments.get("padding_idx")
 
 
-def opened(program: Program, wanted: Collection[str], what: str) -> Opened:
+def opened(program: Program, wanted: Collection[str], what: str) -> WithoutLookups:
     """The program with inputs in place of the rows that its lookups read.
 
     Args:
@@ -168,7 +168,7 @@ def opened(program: Program, wanted: Collection[str], what: str) -> Opened:
     ops = tuple(op for op in main.ops if op.type not in ("lookup_table", "sparse_table"))
     block = Block(0, freeze(variables), ops)
     rows = tuple(name for name, table in read.items() if table in tables)
-    return Opened(program.with_blocks(block), rows, program, tables)
+    return WithoutLookups(program.with_blocks(block), rows, program, tables)
 
 
 # ---- backward ----
@@ -343,16 +343,16 @@ def _with_backward(
     # as in capture.py: tracing loads torch's compiler front end
     from transpiler.tracing.emit import emit
     from transpiler.tracing.guards import sizes_at, variants
-    from transpiler.tracing.trace import Trace, trace
+    from transpiler.tracing.trace import TracedStep, trace
 
     replay, inputs = _Replay(program, wanted), _inputs(program)
     step = _step(program, [*_outputs(program), *targets], constant)
 
-    def eagerly(batch: Sequence[Tensor]) -> Result:
+    def eagerly(batch: Sequence[Tensor]) -> StepResult:
         return _autograd(replay, step, inputs.names, targets, wanted, batch)
 
     with unchanged(replay) as restore:
-        found: Trace = trace(replay, step, wanted, inputs, targets=targets)
+        found: TracedStep = trace(replay, step, wanted, inputs, targets=targets)
         restore()
         emitted = emit(found, replay, inputs.names, set(wanted))
         results = [*_outputs(program), *targets, *(f"{name}@GRAD" for name in found.gradients)]
@@ -435,7 +435,7 @@ def _autograd(
     targets: Sequence[str],
     wanted: Sequence[str],
     batch: Sequence[Tensor],
-) -> Result:
+) -> StepResult:
     """Results and gradients as autograd computes them."""
     fed = dict(zip(names, batch, strict=True))
     fed |= {name: fed[name].detach().requires_grad_() for name in wanted if name in fed}
@@ -450,15 +450,17 @@ def _autograd(
         for name, grad in zip(wanted, found, strict=True)
         if grad is not None
     }
-    return Result({**{name: value.detach().clone() for name, value in outputs.items()}, **grads})
+    return StepResult(
+        {**{name: value.detach().clone() for name, value in outputs.items()}, **grads}
+    )
 
 
 def _captured(
     replay: nn.Module, inputs: Inputs, lowered: Lowered
-) -> Callable[[Sequence[Tensor]], Result]:
+) -> Callable[[Sequence[Tensor]], StepResult]:
     """The program with its backward part, as a function of a batch."""
 
-    def run(batch: Sequence[Tensor]) -> Result:
+    def run(batch: Sequence[Tensor]) -> StepResult:
         held: Mapping[str, Any] = {
             **dict(replay.named_parameters()),
             **dict(replay.named_buffers()),
@@ -466,7 +468,7 @@ def _captured(
         with torch.no_grad():
             values = lowered({**held, **dict(zip(inputs.names, batch, strict=True))})
         named = zip(lowered.outputs, values, strict=True)
-        return Result({name: value.detach().clone() for name, value in named})
+        return StepResult({name: value.detach().clone() for name, value in named})
 
     return run
 

@@ -30,7 +30,7 @@ class _Defaults:
 _defaults = [_Defaults()]
 _scopes: list[str] = []
 _recorders: list[dict[str, Tensor]] = []
-_listeners: list[Listener] = []
+_listeners: list[NameListener] = []
 
 
 def default_main_program() -> Program:
@@ -179,7 +179,7 @@ def name(tensor: Tensor, label: str) -> Tensor:
     return tensor
 
 
-class Listener:
+class NameListener:
     """Calls a function for the names that eager steps give, until :meth:`remove`."""
 
     def __init__(self, heard: Callable[[str, Tensor], None]) -> None:
@@ -191,9 +191,9 @@ class Listener:
             _listeners.remove(self)
 
 
-def listen(heard: Callable[[str, Tensor], None]) -> Listener:
+def listen(heard: Callable[[str, Tensor], None]) -> NameListener:
     """Calls ``heard(name, tensor)`` for each tensor that is named outside a capture."""
-    listener = Listener(heard)
+    listener = NameListener(heard)
     _listeners.append(listener)
     return listener
 

@@ -23,7 +23,7 @@ from transpiler.ir.ops import check
 from transpiler.ir.table_ops import gradient_variable
 from transpiler.tracing.py_func import call_of as python_call_of
 from transpiler.tracing.tables import GRADIENT, LOOKUP, NAMESPACE, CapturedTable
-from transpiler.tracing.trace import Trace, ctc_call_of, recurrent_call_of
+from transpiler.tracing.trace import TracedStep, ctc_call_of, recurrent_call_of
 
 # ---- emit ops ----
 #
@@ -185,7 +185,7 @@ class TableNodes:
             uses a weight in another way as well.
     """
 
-    def __init__(self, found: Trace, tables: Sequence[CapturedTable]) -> None:
+    def __init__(self, found: TracedStep, tables: Sequence[CapturedTable]) -> None:
         self.proxies = {table.proxy: table for table in tables}
         self.looked_up = {
             _given(node)["table"] for node in found.graph.nodes if kind_of(node) == LOOKUP
@@ -286,7 +286,7 @@ class VariableNames:
 
     def __init__(
         self,
-        found: Trace,
+        found: TracedStep,
         model: nn.Module,
         inputs: Sequence[str],
         above_one: Collection[sympy.Symbol],
@@ -318,7 +318,7 @@ class VariableNames:
             if node.op == "call_function" and not is_alias(node):
                 self._wanted.setdefault(node, name)
 
-    def _name_symbols(self, found: Trace) -> dict[sympy.Symbol, str]:
+    def _name_symbols(self, found: TracedStep) -> dict[sympy.Symbol, str]:
         """The names that the user gave; otherwise ``batch`` for the first input's dimension 0,
         ``<input>_rows`` for the others', ``<input>_1`` for dimension 1 of an input, and so on.
         """
@@ -406,7 +406,7 @@ class Emitted:
 
 
 def emit(
-    found: Trace,
+    found: TracedStep,
     model: nn.Module,
     names: Sequence[str],
     trained: set[str],
@@ -433,7 +433,7 @@ class _Emitter:
 
     def __init__(
         self,
-        found: Trace,
+        found: TracedStep,
         model: nn.Module,
         names: Sequence[str],
         trained: set[str],

@@ -28,7 +28,7 @@ CLOSE_ON_A_GPU = 1e-4  # the same on a GPU, which adds sums up in no fixed order
 
 
 @dataclass(frozen=True)
-class Result:
+class StepResult:
     """The results of one step.
 
     Attributes:
@@ -179,7 +179,7 @@ def plain_members(model: nn.Module) -> dict[str, Any]:
 
 def eager(
     model: nn.Module, step: Callable[..., Any], trained: Sequence[str], batch: Sequence[Tensor]
-) -> Result:
+) -> StepResult:
     """Runs the eager step: forward and, where something is trained, backward.
 
     Raises:
@@ -206,7 +206,7 @@ def eager(
             kept |= comparable(name, grad)
         elif grad is not None:
             kept[f"{name}@GRAD"] = grad.detach().clone()
-    return Result({**kept, **buffers(model)})
+    return StepResult({**kept, **buffers(model)})
 
 
 def _python_generators() -> tuple[object, ...]:
@@ -249,7 +249,7 @@ def _bound(tensor: Tensor) -> float:
     return CLOSE_ON_A_GPU if tensor.is_cuda else CLOSE
 
 
-def _noise(result: Result) -> float:
+def _noise(result: StepResult) -> float:
     """The 2-norm that rounding alone may leave in any one gradient.
 
     Some gradients are zero in exact arithmetic (the bias of attention's keys has such a one).  They
@@ -266,7 +266,7 @@ def _noise(result: Result) -> float:
     return norm * min(torch.finfo(value.dtype).eps for value in gradients)
 
 
-def difference(expected: Result, came: Result) -> tuple[str, float]:
+def difference(expected: StepResult, came: StepResult) -> tuple[str, float]:
     """The first variable that differs, and by how much (relative, 2-norm); ("", 0.0) where the bits
     are the same.
     """
@@ -290,8 +290,8 @@ def check_equivalence(
     model: nn.Module,
     restore: Callable[[], None],
     batches: Sequence[Sequence[Tensor]],
-    eagerly: Callable[[Sequence[Tensor]], Result],
-    captured: Callable[[Sequence[Tensor]], Result],
+    eagerly: Callable[[Sequence[Tensor]], StepResult],
+    captured: Callable[[Sequence[Tensor]], StepResult],
 ) -> tuple[str, float]:
     """Runs the same batches, one after the other, through both forms of the step.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import sympy  # type: ignore[import-untyped]  # has no stubs
 
-from transpiler.tracing.trace import Guard, Trace
+from transpiler.tracing.trace import SizeGuard, TracedStep
 
 _PROBES = sorted(
     {
@@ -38,14 +38,14 @@ class Variant:
     """
 
     values: Values
-    guard: Guard | None = None
+    guard: SizeGuard | None = None
 
 
 def _at(expression: sympy.Basic, values: Values) -> sympy.Basic:
     return expression.xreplace({symbol: sympy.Integer(value) for symbol, value in values.items()})
 
 
-def sizes_at(trace: Trace, values: Values) -> list[list[int | None]] | None:
+def sizes_at(trace: TracedStep, values: Values) -> list[list[int | None]] | None:
     """The extents of every input (None: a fixed one); None if these values give no whole sizes of 1
     or more.
     """
@@ -58,7 +58,7 @@ def sizes_at(trace: Trace, values: Values) -> list[list[int | None]] | None:
     return found
 
 
-def _points(trace: Trace, guard: Guard) -> Iterator[Values]:
+def _points(trace: TracedStep, guard: SizeGuard) -> Iterator[Values]:
     """Values to try a guard at: all its sizes alike, then one at a time."""
     symbols = sorted(guard.expression.free_symbols, key=str)
     for probe in _PROBES:
@@ -69,7 +69,7 @@ def _points(trace: Trace, guard: Guard) -> Iterator[Values]:
                 yield {**trace.hints, symbol: probe}
 
 
-def _fails(trace: Trace, guard: Guard) -> list[Values]:
+def _fails(trace: TracedStep, guard: SizeGuard) -> list[Values]:
     if not guard.expression.free_symbols:
         return []
     decided = [
@@ -78,7 +78,7 @@ def _fails(trace: Trace, guard: Guard) -> list[Values]:
     return [values for values in decided if sizes_at(trace, values) is not None]
 
 
-def variants(trace: Trace) -> list[Variant]:
+def variants(trace: TracedStep) -> list[Variant]:
     """The sizes to check: the example's, one row more, and one on the other side of every decision.
 
     Raises:
@@ -99,7 +99,7 @@ def variants(trace: Trace) -> list[Variant]:
     return found
 
 
-def _one_more(trace: Trace) -> Variant:
+def _one_more(trace: TracedStep) -> Variant:
     for more in range(1, 65):
         values = {symbol: hint + more for symbol, hint in trace.hints.items()}
         if sizes_at(trace, values) is not None:
@@ -107,7 +107,7 @@ def _one_more(trace: Trace) -> Variant:
     return Variant(trace.hints)
 
 
-def branch_error(guard: Guard) -> ValueError:
+def branch_error(guard: SizeGuard) -> ValueError:
     """The error for a decision of the model's code that depends on a free size."""
     return ValueError(
         f"{guard.line or 'in the backward pass'}: cannot capture this step: it takes another path "

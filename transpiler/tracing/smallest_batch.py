@@ -18,12 +18,18 @@ from torch import Tensor, nn
 from transpiler.ir.sparse_rows import SparseRows
 from transpiler.lower import lower
 from transpiler.tracing.emit import emit
-from transpiler.tracing.equivalence_check import Result, buffers, check_equivalence, eager, resized
+from transpiler.tracing.equivalence_check import (
+    StepResult,
+    buffers,
+    check_equivalence,
+    eager,
+    resized,
+)
 from transpiler.tracing.guards import Variant, branch_error, sizes_at, variants
 from transpiler.tracing.input_spec import Inputs
 from transpiler.tracing.ragged_bags import offsets_of, with_regular_bags
 from transpiler.tracing.tables import CapturedTable, comparable
-from transpiler.tracing.trace import Trace
+from transpiler.tracing.trace import TracedStep
 
 LOG = logging.getLogger(__name__)
 Step = Callable[..., Any]
@@ -33,7 +39,7 @@ def smallest_batch(
     model: nn.Module,
     step: Step,
     restore: Callable[[], None],
-    found: Trace,
+    found: TracedStep,
     inputs: Inputs,
     trained: Sequence[str],
     tables: Sequence[CapturedTable],
@@ -97,10 +103,10 @@ def smallest_batch(
 
 def _captured_step(
     model: nn.Module,
-    found: Trace,
+    found: TracedStep,
     names: Sequence[str],
     tables: Sequence[CapturedTable],
-) -> Callable[[Sequence[Tensor]], Result]:
+) -> Callable[[Sequence[Tensor]], StepResult]:
     """The captured step as a function of a batch, on the module's own tensors."""
     emitted = emit(found, model, names, set(), frozenset(), tables)
     of_rows = {table.proxy: table for table in tables}
@@ -114,7 +120,7 @@ def _captured_step(
     lowered = lower(emitted.ops, list(keys.values()), _device(model), kernels)
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
-    def captured(given: Sequence[Tensor]) -> Result:
+    def captured(given: Sequence[Tensor]) -> StepResult:
         with torch.no_grad():
             values = lowered({**tensors, **dict(zip(names, given, strict=True))})
         kept: dict[str, Tensor] = {}
@@ -123,7 +129,7 @@ def _captured_step(
                 kept |= comparable(key.removesuffix("@GRAD"), value)
             else:
                 kept[key] = value.detach().clone()
-        return Result({**kept, **buffers(model)})
+        return StepResult({**kept, **buffers(model)})
 
     return captured
 

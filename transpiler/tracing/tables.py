@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from transpiler.ir.graph import HasRule, Op, Variable
 from transpiler.ir.rules import Rule
-from transpiler.ir.sparse_rows import Rows, SparseRows
+from transpiler.ir.sparse_rows import PullableRows, SparseRows
 from transpiler.ir.table_ops import declared, is_sparse, refused_form, table_variable, update_op
 from transpiler.ir.tables import WHOLE, Segment, Table
 from transpiler.plan.planner import group_rule
@@ -74,7 +74,7 @@ for _name, _fake in ((LOOKUP, _fake_lookup), (GRADIENT, _fake_gradient)):
 
 
 @dataclass(frozen=True, slots=True)
-class Lookup:
+class CapturedLookup:
     """One lookup in a step.
 
     Attributes:
@@ -193,7 +193,7 @@ class _Looked(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, proxy: Tensor, ids: Tensor, counted: Tensor | None, lookup: Lookup
+        ctx: Any, proxy: Tensor, ids: Tensor, counted: Tensor | None, lookup: CapturedLookup
     ) -> Tensor:
         """Puts the lookup op into the trace."""
         ctx.save_for_backward(proxy, ids, counted)
@@ -255,7 +255,7 @@ def _of_torch(
     """The forward of an embedding of torch's own."""
     table = table_of(module)
     assert table is not None, "it is being traced"
-    lookup = Lookup(
+    lookup = CapturedLookup(
         table, module.weight, module.embedding_dim, module.weight.dtype, None, module.padding_idx
     )
     if isinstance(module, nn.Embedding):
@@ -302,10 +302,10 @@ class CapturedTable:
         """Its variable; the number of rows may be a symbol."""
         return table_variable(self.table)
 
-    def rows(self) -> Rows:
+    def rows(self) -> PullableRows:
         """The rows that this process holds."""
         module: Any = self.modules[0]
-        found: Rows = WeightRows(module.weight) if is_sparse(module) else module.rows
+        found: PullableRows = WeightRows(module.weight) if is_sparse(module) else module.rows
         return found
 
     def declared(self) -> Op:
@@ -331,7 +331,7 @@ class WeightRows:
         self._weight = weight
 
     def pull(self, ids: Tensor) -> Tensor:
-        """See :class:`~transpiler.ir.sparse_rows.Rows`.
+        """See :class:`~transpiler.ir.sparse_rows.PullableRows`.
 
         Raises:
             IndexError: an id is out of range.

@@ -537,7 +537,7 @@ _DATA_DEPENDENT = (
 
 
 @dataclass(frozen=True)
-class Guard:
+class SizeGuard:
     """A decision about sizes that tracing took for the example.
 
     Attributes:
@@ -552,7 +552,7 @@ class Guard:
 
 
 @dataclass
-class Trace:
+class TracedStep:
     """The result of tracing.  Tensors in the metadata of nodes are fake.
 
     Attributes:
@@ -582,7 +582,7 @@ class Trace:
     free: tuple[tuple[str | None, ...], ...] = ()
     constant: set[str] = field(default_factory=set)
     opaque: tuple[str, ...] = ()
-    guards: list[Guard] = field(default_factory=list)
+    guards: list[SizeGuard] = field(default_factory=list)
     hints: dict[sympy.Symbol, int] = field(default_factory=dict)
 
 
@@ -601,7 +601,7 @@ class _Environment(ShapeEnv):
             allow_dynamic_output_shape_ops=False,
             allow_scalar_outputs=False,
         )
-        self.asked: list[Guard] = []
+        self.asked: list[SizeGuard] = []
 
     def _get_stack_summary(
         self, is_debug: bool = False, framework_loc: str | None = None
@@ -617,7 +617,9 @@ class _Environment(ShapeEnv):
             and not _internal()
         ):
             self.asked.append(
-                Guard(orig_expr if answer else sympy.Not(orig_expr), source_location.here(), False)
+                SizeGuard(
+                    orig_expr if answer else sympy.Not(orig_expr), source_location.here(), False
+                )
             )
         return answer
 
@@ -723,7 +725,7 @@ def trace(
     inputs: Inputs,
     tables: Mapping[str, list[nn.Module]] = MappingProxyType({}),
     targets: Sequence[str] = (),
-) -> Trace:
+) -> TracedStep:
     """Traces one step.
 
     Args:
@@ -815,7 +817,7 @@ def _collect(
     keys: Mapping[str, list[str]],
     inputs: list[str],
     lines: Mapping[str, str],
-) -> Trace:
+) -> TracedStep:
     graph = module.graph
     placeholders = {
         node.name: name
@@ -829,18 +831,18 @@ def _collect(
         str(node.target): operator.attrgetter(str(node.target))(module)
         for node in graph.find_nodes(op="get_attr")
     }
-    return Trace(
+    return TracedStep(
         graph, constants, placeholders, parts["outputs"], parts["gradients"], parts["named"], lines
     )
 
 
 def _read_sizes(
-    made: Trace, environment: _Environment, fed: list[FakeTensor], inputs: Inputs
+    made: TracedStep, environment: _Environment, fed: list[FakeTensor], inputs: Inputs
 ) -> None:
     """Reads the sizes and the guards; an extent that tracing fixed is an error."""
     raised = [(guard.expr, guard.sloc) for guard in environment.guards]
     decided = [
-        Guard(expression, where.maybe_user_loc or "", where.framework_loc == "torch")
+        SizeGuard(expression, where.maybe_user_loc or "", where.framework_loc == "torch")
         for expression, where in raised
     ]
     made.free = inputs.free
@@ -856,7 +858,9 @@ def _read_sizes(
                 made.hints[each] = int(environment.backed_var_to_val[each])
         made.sizes.append(tuple(found))
     for guard in [*environment.asked, *decided]:
-        made.guards.append(Guard(environment.replace(guard.expression), guard.line, guard.internal))
+        made.guards.append(
+            SizeGuard(environment.replace(guard.expression), guard.line, guard.internal)
+        )
 
 
 def _symbol(tensor: Tensor, dim: int) -> sympy.Symbol:
@@ -866,7 +870,7 @@ def _symbol(tensor: Tensor, dim: int) -> sympy.Symbol:
 
 
 def _fixed(
-    name: str, dim: int, size: sympy.Basic, symbol: sympy.Symbol, decided: Sequence[Guard]
+    name: str, dim: int, size: sympy.Basic, symbol: sympy.Symbol, decided: Sequence[SizeGuard]
 ) -> ValueError:
     """The error for an extent that tracing fixed, with the line that did."""
     lines = [guard.line for guard in decided if guard.line]

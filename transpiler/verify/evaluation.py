@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from transpiler.ir.effects import Memory, changed
+from transpiler.ir.effects import Aliases, changed
 from transpiler.ir.graph import PERSISTENT, Role
 from transpiler.ir.ops import is_optimizer
 from transpiler.plan.plan import Plan
@@ -26,7 +26,7 @@ def changes_nothing(program: Program, plan: Plan | None = None) -> Iterator[Viol
     only those that it receives.
     """
     ops = program.main.ops
-    memory = Memory(ops)
+    memory = Aliases(ops)
     held = {memory.of(v.name) for v in program.main.variables.values() if v.role in PERSISTENT}
     for index, op in enumerate(ops):
         if op.type in ("send", "send_barrier") or is_optimizer(op.type):

@@ -27,8 +27,8 @@ __all__ = [
     "IllegalProgram",
     "Invariant",
     "invariants_of",
+    "PassStage",
     "run",
-    "Stage",
     "verify",
     "verify_servers",
     "verify_single_node",
@@ -39,7 +39,7 @@ Pass = Callable[[Program, Plan], Program]
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class PassStage:
     """A pass of a pipeline.
 
     Attributes:
@@ -206,7 +206,7 @@ def verify_servers(programs: Sequence[Program], plan: Plan) -> None:
         raise IllegalProgram("every slice is owned exactly once over all servers", violation)
 
 
-def run(program: Program, plan: Plan, stages: Sequence[Stage]) -> Program:
+def run(program: Program, plan: Plan, stages: Sequence[PassStage]) -> Program:
     """Runs a pipeline.  After each pass, all invariants that hold by then are checked.
 
     Args:

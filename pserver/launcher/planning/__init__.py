@@ -5,9 +5,6 @@ In reading order::
     plan  ``pserver plan``: predicts, searches clusters and modes, prints tables
     cost  the cost model: measured quantities and a cluster -> a predicted step; pure
 
-figures, quantities, cost, candidates and prediction_text are pure: no clock, process or
-environment.
-
 [Note: what a probe measures]  A probe is a small job on this machine: one trainer, and as many
 servers as the job will have, four at most.  The trainer gets the job's number of trainers, so that
 its batch and its part of the data are the real ones; but the servers wait for it alone.  It takes

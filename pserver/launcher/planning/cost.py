@@ -248,7 +248,7 @@ class Where:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StepPart:
     """One part of a predicted step.
 
     Attributes:
@@ -275,7 +275,7 @@ class Prediction:
     """
 
     seconds: float
-    parts: tuple[Part, ...]
+    parts: tuple[StepPart, ...]
     bottleneck: str
 
 
@@ -318,7 +318,7 @@ def predict(load: JobLoad, measured: Measured, where: Where) -> Prediction:
     return Prediction(_total(deciding), (*own, *hidden, *processors), longest.name)
 
 
-def _total(parts: Sequence[Part]) -> float:
+def _total(parts: Sequence[StepPart]) -> float:
     return sum(part.seconds for part in parts)
 
 
@@ -326,20 +326,20 @@ def _together(load: JobLoad) -> bool:
     return any(lane.together for lane in load.lanes)
 
 
-def _compute(load: JobLoad, measured: Measured, where: Where) -> Part:
+def _compute(load: JobLoad, measured: Measured, where: Where) -> StepPart:
     """The time of forward and backward, and of the rest of the script."""
     alone = max(0.0, measured.seconds - measured.exchange_seconds)
     busy = max(0.0, measured.cpu_seconds - measured.exchange_cpu_seconds)
     if where.apart or not _together(load):
-        return Part("compute", alone, "forward, backward and the script's own work")
+        return StepPart("compute", alone, "forward, backward and the script's own work")
     shared = load.trainers * busy / where.cores
     if shared <= alone:
-        return Part("compute", alone, "forward, backward and the script's own work")
+        return StepPart("compute", alone, "forward, backward and the script's own work")
     why = f"{load.trainers} trainers, {busy * 1e3:.3g} ms of processor each, {where.cores} cores"
-    return Part("compute", shared, why)
+    return StepPart("compute", shared, why)
 
 
-def _exchange(load: JobLoad, measured: Measured, where: Where) -> Part:
+def _exchange(load: JobLoad, measured: Measured, where: Where) -> StepPart:
     """The time of copies, merging and updating, as on this machine's loopback."""
     alone, others = measured.exchange_seconds, load.trainers - 1
     together = _together(load)
@@ -347,25 +347,27 @@ def _exchange(load: JobLoad, measured: Measured, where: Where) -> Part:
     server = sum(measured.server_cpu_seconds)
     each = server / max(1, len(measured.server_cpu_seconds))
     if not together:  # what others send is hidden behind compute, as far as processors suffice
-        return Part("exchange", alone, "copies, and the servers' work", False)
+        return StepPart("exchange", alone, "copies, and the servers' work", False)
     if where.apart:
         more = others * grows * each / where.cores
     else:
         more = others * (measured.exchange_cpu_seconds + grows * server) / where.cores
     why = f"copies, and the servers' work: {server * 1e3:.3g} ms of processor in the probe"
-    return Part("exchange", alone + more, why)
+    return StepPart("exchange", alone + more, why)
 
 
-def _processors(load: JobLoad, measured: Measured, where: Where) -> Part:
+def _processors(load: JobLoad, measured: Measured, where: Where) -> StepPart:
     """The processor time of all steps, where trainers do not wait for one another."""
     server = sum(measured.server_cpu_seconds)
     if where.apart:
         servers = max(1, load.servers)
         seconds = load.trainers * server / servers / where.cores
-        return Part("processor of a server", seconds, f"{load.trainers} trainers' messages", True)
+        return StepPart(
+            "processor of a server", seconds, f"{load.trainers} trainers' messages", True
+        )
     seconds = load.trainers * (measured.cpu_seconds + server) / where.cores
     why = f"{load.trainers} trainers and {load.servers} servers on {where.cores} cores"
-    return Part("processors", seconds, why, True)
+    return StepPart("processors", seconds, why, True)
 
 
 def _travels(load: JobLoad, measured: Measured, steps: int) -> _Bytes:
@@ -394,7 +396,9 @@ def _dense(lanes: Sequence[LaneLoad], way: str, steps: int) -> tuple[float, ...]
     )
 
 
-def _wire(load: JobLoad, travels: _Bytes, where: Where, steps: int, waits: bool) -> Sequence[Part]:
+def _wire(
+    load: JobLoad, travels: _Bytes, where: Where, steps: int, waits: bool
+) -> Sequence[StepPart]:
     """The time of messages on a link."""
     if where.rate is None:
         return []
@@ -404,38 +408,40 @@ def _wire(load: JobLoad, travels: _Bytes, where: Where, steps: int, waits: bool)
         parts.append(_slower(load.trainers, by_server, where.rate, steps, word))
     if not waits:
         both = tuple(map(sum, zip(travels.sent, travels.received, strict=True)))
-        own = Part("link of a trainer", sum(both) / where.rate / steps, _why(sum(both)), True)
+        own = StepPart("link of a trainer", sum(both) / where.rate / steps, _why(sum(both)), True)
         largest = max((*travels.sent, *travels.received))
         many = load.trainers * largest
-        theirs = Part("link of a server", many / where.rate / steps, _why(many), True)
+        theirs = StepPart("link of a server", many / where.rate / steps, _why(many), True)
         parts.append(max(own, theirs, key=lambda part: part.seconds))
     return parts
 
 
-def _slower(trainers: int, by_server: Sequence[float], link: float, steps: int, word: str) -> Part:
+def _slower(
+    trainers: int, by_server: Sequence[float], link: float, steps: int, word: str
+) -> StepPart:
     own, many = sum(by_server), trainers * max(by_server)
     server = by_server.index(max(by_server))
     if many > own:
-        return Part(f"link {word} server {server}", many / link / steps, _why(many))
+        return StepPart(f"link {word} server {server}", many / link / steps, _why(many))
     name = "link from a trainer" if word == "to" else "link to a trainer"
-    return Part(name, own / link / steps, _why(own))
+    return StepPart(name, own / link / steps, _why(own))
 
 
 def _why(count: float) -> str:
     return f"{count / 1e6:.3g} MB a message"
 
 
-def _latency(load: JobLoad, where: Where, waits: bool) -> Sequence[Part]:
+def _latency(load: JobLoad, where: Where, waits: bool) -> Sequence[StepPart]:
     """The latency of messages: those that queue go to one server after the other."""
     if not where.latency:
         return []
     often = min(lane.steps for lane in load.lanes)
     one_by_one = 1 if _together(load) else load.servers
     why = f"of a message and its answer, every {often} steps" if often > 1 else "of each message"
-    return [Part("latency", 2 * where.latency * one_by_one / often, why, not waits)]
+    return [StepPart("latency", 2 * where.latency * one_by_one / often, why, not waits)]
 
 
-def _lookups(load: JobLoad, measured: Measured, where: Where) -> Sequence[Part]:
+def _lookups(load: JobLoad, measured: Measured, where: Where) -> Sequence[StepPart]:
     """The time of lookups, whose rows a forward waits for."""
     if not measured.lookups:
         return []
@@ -443,4 +449,4 @@ def _lookups(load: JobLoad, measured: Measured, where: Where) -> Sequence[Part]:
     seconds = 2 * where.latency * min(1.0, measured.lookups)
     if where.rate is not None:
         seconds += max(rows, load.trainers * rows / max(1, load.servers)) / where.rate
-    return [Part("lookups", seconds, f"{rows / 1e6:.3g} MB of rows a step")] if seconds else []
+    return [StepPart("lookups", seconds, f"{rows / 1e6:.3g} MB of rows a step")] if seconds else []

@@ -16,7 +16,7 @@ import torch
 
 from pserver.checkpoint import checkpoint, manifest
 from pserver.checkpoint.checkpoint import Chunk
-from pserver.checkpoint.manifest import Piece, packed
+from pserver.checkpoint.manifest import FileChunk, packed
 from pserver.storage.place import place_at
 
 TABLES, CHUNKS, ROWS = 26, 3, 5
@@ -92,7 +92,7 @@ def test_a_large_file_is_followed_by_another(
     assert marks(tmp_path, "t25") == dict.fromkeys(range(CHUNKS * ROWS), 1.0)
 
 
-def pieces(path: Path) -> Iterator[Piece]:
+def pieces(path: Path) -> Iterator[FileChunk]:
     for each in manifest.read(place_at(path)).tables.values():
         yield from each
 

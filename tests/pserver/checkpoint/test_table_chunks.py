@@ -18,7 +18,7 @@ import torch
 
 from pserver.checkpoint import checkpoint, manifest
 from pserver.checkpoint.checkpoint import Chunk, Saved
-from pserver.checkpoint.manifest import Piece, packed
+from pserver.checkpoint.manifest import FileChunk, packed
 from pserver.storage import plain_file
 from pserver.storage.local import DiskFile
 from pserver.storage.place import place_at
@@ -380,4 +380,4 @@ def test_bytes_that_are_not_rows_are_refused(tmp_path: Path) -> None:
         checksum = hashlib.blake2b(content, digest_size=16).hexdigest()
 
         with pytest.raises(ValueError, match="rows: expected a safetensors file"):
-            checkpoint.read(place_at(tmp_path), Piece("rows", 6, len(content), checksum, 1))
+            checkpoint.read(place_at(tmp_path), FileChunk("rows", 6, len(content), checksum, 1))

@@ -25,7 +25,7 @@ from pserver.job.job import PROTOCOL, Job, JobIdentity
 from pserver.job.program import InstalledProgram
 from pserver.lane.lane import LaneExecutor, LaneUpdates, PreparedSteps
 from pserver.lane.leases import JobLeases
-from pserver.lane.recording import Recording
+from pserver.lane.recording import LogRecording
 from pserver.lane.tables import LockedCut, LockedTable
 from pserver.lane.values import AsyncSlices
 from pserver.membership.decisions import Decisions
@@ -106,7 +106,7 @@ PLACES: list[tuple[Any, str]] = [
     (Writer, "drain"),
     (Writer, "commit"),
     (InstalledProgram, "shrink"),
-    (Recording, "shrunk"),
+    (LogRecording, "shrunk"),
     (LockedTable, "shrink"),
     (Membership, "load_watermarks"),
     (json, "dumps"),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from pserver.job_log.files import EntryReader, Place
+from pserver.job_log.files import EntryPlace, EntryReader
 from pserver.job_log_pb2 import Entry, LoadedValues
 from pserver.lane import recorder as writing
 from pserver.lane.recorded_steps import arrays_of, entry_of_arrays
@@ -35,12 +35,12 @@ def add(to: Recorder, value: float, count: int = 100) -> None:
         to.append(entry_of_arrays(Entry(values=LoadedValues()), named))
 
 
-def read(path: Path) -> list[Place]:
+def read(path: Path) -> list[EntryPlace]:
     with path.open("rb") as file:
         return list(EntryReader(path.name, file.read).entries())
 
 
-def values(places: list[Place]) -> list[float]:
+def values(places: list[EntryPlace]) -> list[float]:
     return [
         float(tensor[0]) for place in places for _, tensor in arrays_of(place.entry, place.payload)
     ]

@@ -15,8 +15,8 @@ from pserver.membership.waits import (
     NOTICE_SECONDS,
     SAVE_SECONDS,
     STEPS_SECONDS,
-    Kind,
     Wait,
+    WaitKind,
     WaitTable,
     in_words,
     rings,
@@ -43,12 +43,12 @@ class Job:
         self.clock = Clock()
         self.table = WaitTable(self.clock)
 
-    def wait(self, trainer: int, kind: Kind, *whom: int, what: str = "") -> None:
+    def wait(self, trainer: int, kind: WaitKind, *whom: int, what: str = "") -> None:
         """A call that has waited, in vain."""
         with self.table.held(trainer, kind, what or kind.value, lambda: whom):
             pass
 
-    def ticks(self, seconds: float, calls: Iterable[tuple[int, Kind, int]] = ()) -> list[Wait]:
+    def ticks(self, seconds: float, calls: Iterable[tuple[int, WaitKind, int]] = ()) -> list[Wait]:
         """The first ring that is due within so many seconds of looks.
 
         Args:
@@ -69,8 +69,8 @@ def job() -> Job:
     return Job()
 
 
-SAVE_AND_SAMPLES = ((0, Kind.SAVE, 1), (1, Kind.SAMPLES, 0))
-BARRIER_AND_SAMPLES = ((0, Kind.BARRIER, 1), (1, Kind.SAMPLES, 0))
+SAVE_AND_SAMPLES = ((0, WaitKind.SAVE, 1), (1, WaitKind.SAMPLES, 0))
+BARRIER_AND_SAMPLES = ((0, WaitKind.BARRIER, 1), (1, WaitKind.SAMPLES, 0))
 
 
 def test_a_save_gives_way_and_a_barrier_fails_the_job(job: Job) -> None:
@@ -91,27 +91,27 @@ def test_a_save_gives_way_and_a_barrier_fails_the_job(job: Job) -> None:
 def test_a_save_for_which_only_steps_wait_gives_way_soon(job: Job) -> None:
     """Who waits in a step can't come to it."""
     job.table.steps({(1, "step 3"): lambda: [0]})
-    ring = job.ticks(STEPS_SECONDS + 0.5, [(0, Kind.SAVE, 1)])
+    ring = job.ticks(STEPS_SECONDS + 0.5, [(0, WaitKind.SAVE, 1)])
     assert [str(wait) for wait in ring] == [
         "trainer 0 waits at save for trainer 1",
         "trainer 1 waits at step 3 for trainer 0",
     ]
     job.table.steps({})
-    assert not job.ticks(SAVE_SECONDS + 1.0, [(0, Kind.SAVE, 1)])
+    assert not job.ticks(SAVE_SECONDS + 1.0, [(0, WaitKind.SAVE, 1)])
 
 
 def test_another_wait_of_the_same_trainers_is_another_ring(job: Job) -> None:
     """Time counts from its first sight; so a ring that comes and goes never stands long enough."""
     for _ in range(5):
         assert not job.ticks(SAVE_SECONDS - 1.0, SAVE_AND_SAMPLES)
-        job.table.over(1, Kind.SAMPLES, "samples")
-        assert not job.ticks(0.25, [(0, Kind.SAVE, 1)])
+        job.table.over(1, WaitKind.SAMPLES, "samples")
+        assert not job.ticks(0.25, [(0, WaitKind.SAVE, 1)])
 
 
 def test_a_ring_that_nobody_asks_for_any_more_is_none(job: Job) -> None:
     """A trainer that does something else waits nowhere, though its last call was in vain."""
     assert not job.ticks(FAILS_AFTER / 2, BARRIER_AND_SAMPLES)
-    assert not job.ticks(2 * FAILS_AFTER, [(0, Kind.BARRIER, 1)])
+    assert not job.ticks(2 * FAILS_AFTER, [(0, WaitKind.BARRIER, 1)])
     assert [wait.trainer for wait in job.table.waits()] == [0]
     job.clock.now += LINGER_SECONDS + 1.0
     assert not job.table.waits()
@@ -130,26 +130,26 @@ def test_one_who_has_gone_waits_no_more(job: Job) -> None:
     """Nor does a ring stand in which it was."""
     assert not job.ticks(SAVE_SECONDS - 0.5, SAVE_AND_SAMPLES)
     job.table.drop(1)
-    assert not job.ticks(1.0, [(0, Kind.SAVE, 1)])
+    assert not job.ticks(1.0, [(0, WaitKind.SAVE, 1)])
     assert not rings(job.table.waits())
 
 
 def test_a_wait_that_lasts_is_told(job: Job) -> None:
     """To its trainer, with the number that it keeps from call to call."""
-    job.wait(0, Kind.SAMPLES, 1)
+    job.wait(0, WaitKind.SAMPLES, 1)
     number = job.table.waits()[0].number
     assert not job.table.long(0)
     for _ in range(8):
         job.clock.now += NOTICE_SECONDS / 4
-        job.wait(0, Kind.SAMPLES, 1)
+        job.wait(0, WaitKind.SAMPLES, 1)
     assert [wait.number for wait in job.table.long(0)] == [number]
     assert not job.table.long(1)
 
 
 @pytest.mark.parametrize("kind", sorted(ENDS_BY_ITSELF, key=lambda kind: kind.value))
-def test_waits_that_end_by_themselves_are_in_no_ring(job: Job, kind: Kind) -> None:
+def test_waits_that_end_by_themselves_are_in_no_ring(job: Job, kind: WaitKind) -> None:
     """They are shown, and that is all."""
-    assert not job.ticks(2 * FAILS_AFTER, [(0, kind, 1), (1, Kind.BARRIER, 0)])
+    assert not job.ticks(2 * FAILS_AFTER, [(0, kind, 1), (1, WaitKind.BARRIER, 0)])
     assert len(job.table.waits()) == 2
 
 
@@ -163,7 +163,14 @@ def drawn(seed: int) -> tuple[int, list[Wait]]:
     """Waits of a few trainers, each for some others."""
     draw = random.Random(seed)
     trainers = draw.randint(2, 7)
-    kinds = [Kind.STEP, Kind.BARRIER, Kind.SAVE, Kind.SAMPLES, Kind.GATHERING, Kind.JOIN]
+    kinds = [
+        WaitKind.STEP,
+        WaitKind.BARRIER,
+        WaitKind.SAVE,
+        WaitKind.SAMPLES,
+        WaitKind.GATHERING,
+        WaitKind.JOIN,
+    ]
     waits = []
     for trainer in range(trainers):
         for _ in range(draw.choice((0, 1, 1, 1, 2))):
@@ -190,14 +197,14 @@ def test_there_is_a_ring_wherever_trainers_stand_still(first: int) -> None:
     found = 0
     for seed in range(first, first + 500):
         trainers, waits = drawn(seed)
-        blocking = [w for w in waits if w.kind is not Kind.JOIN]
-        real = [w for w in blocking if w.kind is not Kind.STEP]
+        blocking = [w for w in waits if w.kind is not WaitKind.JOIN]
+        real = [w for w in blocking if w.kind is not WaitKind.STEP]
         still = stuck(trainers, blocking)
         ringed = [w for ring in rings(waits) for w in ring]
         found += bool(ringed)
 
         assert {w.trainer for w in ringed} <= still, seed
-        if still and all(w.kind is not Kind.STEP for w in blocking if w.trainer in still):
+        if still and all(w.kind is not WaitKind.STEP for w in blocking if w.trainer in still):
             assert ringed, (seed, still)
         assert bool(ringed) <= bool(real), seed
         for ring in rings(waits):
@@ -209,5 +216,5 @@ def test_there_is_a_ring_wherever_trainers_stand_still(first: int) -> None:
         while again := rings(left):
             left = [w for w in left if all(w not in ring for ring in again)]
         if stuck(trainers, left):
-            assert stuck(trainers, [w for w in left if w.kind is Kind.STEP]), seed
+            assert stuck(trainers, [w for w in left if w.kind is WaitKind.STEP]), seed
     assert found > 50

@@ -15,14 +15,14 @@ from pserver.errors import JobFailed, PServerError
 from pserver.lane import tasks as update_task
 from pserver.lane.tasks import Batch, UpdateTask
 from pserver.membership.lifecycle import JobState, Lifecycle
-from pserver.membership.waits import Event, Waits
+from pserver.membership.waits import WaitEvent, Waits
 from tests.support.waiting import eventually
 
 SECONDS = 20.0
 pytestmark = pytest.mark.usefixtures("patient_waits")
 
 
-def stands(event: Event, threads: int = 1) -> None:
+def stands(event: WaitEvent, threads: int = 1) -> None:
     eventually(lambda: event.standing == threads)
 
 
@@ -51,7 +51,7 @@ def test_an_event_wakes_those_that_stand_there_and_no_other() -> None:
         assert others.result(SECONDS)
 
 
-def wait(waits: Waits, event: Event, done: Callable[[], bool]) -> bool:
+def wait(waits: Waits, event: WaitEvent, done: Callable[[], bool]) -> bool:
     with waits.lock:
         return waits.wait(event, done)
 
@@ -98,7 +98,7 @@ def test_the_end_of_a_job_ends_every_wait(ends: str) -> None:
     job.state = JobState.SERVING
     events = [job.changed, job.waits.event(), job.waits.event()]
 
-    def wait(event: Event) -> None:
+    def wait(event: WaitEvent) -> None:
         with job.lock:
             job.wait(event, lambda: False)
 

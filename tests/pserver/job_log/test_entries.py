@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from pserver.job_log.files import HEAD_BYTES, MAGIC, Damaged, EntryReader, Place, head_of
+from pserver.job_log.files import HEAD_BYTES, MAGIC, Damaged, EntryPlace, EntryReader, head_of
 from pserver.job_log_pb2 import Closing, Entry, ShrunkTable
 
 PAYLOADS = (b"", b"abc", b"x" * 5000)
@@ -21,7 +21,7 @@ def file_of(*entries: bytes) -> bytes:
     return MAGIC + b"".join(entries)
 
 
-def read(data: bytes) -> tuple[list[Place], bool]:
+def read(data: bytes) -> tuple[list[EntryPlace], bool]:
     reader = EntryReader("server-0.log", io.BytesIO(data).read)
     return list(reader.entries()), reader.torn
 

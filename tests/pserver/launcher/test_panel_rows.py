@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pserver import wire_pb2 as wire
-from pserver.launcher.panel import STALE_SECONDS, Feed, ProcessLine, Progress, View, panel_rows
+from pserver.launcher.panel import STALE_SECONDS, DataProgress, Feed, ProcessLine, View, panel_rows
 from pserver.launcher.watch import NO_ANSWER, panel_answer
 
 ROOT = Path(__file__).parents[3]
@@ -25,9 +25,9 @@ PROCESSES = [
     ProcessLine("trainer 2", "exit status 3"),
 ]
 VALUES = {"auc": 0.81231, "learning rate": 0.001, "loss": math.nan, "\x1b[2Jx": 1e9}
-VIEW = View("train", 3725.4, PROCESSES, Progress(3, 1204, 3000, 72.9), 15234.4, VALUES)
+VIEW = View("train", 3725.4, PROCESSES, DataProgress(3, 1204, 3000, 72.9), 15234.4, VALUES)
 WAITING = View("a script with a long name", 2.0, [ProcessLine("server 0", "starting")])
-OPEN_END = View("stream", 61.0, PROCESSES[:1], Progress(1, 17, 0))
+OPEN_END = View("stream", 61.0, PROCESSES[:1], DataProgress(1, 17, 0))
 CROWD = View("many", 5.0, [ProcessLine(f"trainer {n}", "training", n) for n in range(40)])
 
 
@@ -79,8 +79,8 @@ def test_what_servers_say_becomes_a_view() -> None:
     feed.update([panel_answer(status(30, 1920, 0.25)), NO_ANSWER], now=104.0)
     second = feed.view("train", 5.0, [])
 
-    assert first.progress == Progress(2, 10, 100, None) and first.samples_per_second is None
-    assert second.progress == Progress(2, 30, 100, 14.0)
+    assert first.progress == DataProgress(2, 10, 100, None) and first.samples_per_second is None
+    assert second.progress == DataProgress(2, 30, 100, 14.0)
     assert second.samples_per_second == 2 * 1280 / 4
     assert second.values == {"loss": 0.25, "own 0": 0.0, "own 1": 1.0}
     assert (feed.server(0, 104.0), feed.server(1, 104.0)) == ("serving", "no answer")
@@ -100,7 +100,7 @@ def test_what_a_trainer_does_is_shown() -> None:
 
     feed.update([NO_ANSWER], now=2.0)
     assert (feed.trainer(0), feed.trainer(7)) == (("running", None), ("", None))
-    assert feed.view("", 0.0, []).progress == Progress(2, 10, 100, None)
+    assert feed.view("", 0.0, []).progress == DataProgress(2, 10, 100, None)
 
 
 def test_a_new_pass_is_timed_anew() -> None:
@@ -108,8 +108,8 @@ def test_a_new_pass_is_timed_anew() -> None:
     feed = Feed()
     for now, batch, batches in ((1.0, 90, 100), (2.0, 100, 100), (9.0, 4, 100), (10.0, 14, 100)):
         feed.update([panel_answer(status(batch, 0, 0.0, batches))], now=now)
-    assert feed.view("", 0.0, []).progress == Progress(2, 14, 100, 8.6)
+    assert feed.view("", 0.0, []).progress == DataProgress(2, 14, 100, 8.6)
 
     feed.update([panel_answer(status(20, 0, 0.0, 0))], now=11.0)
     feed.update([panel_answer(status(21, 0, 0.0, 0))], now=12.0)
-    assert feed.view("", 0.0, []).progress == Progress(2, 21, 0, None)
+    assert feed.view("", 0.0, []).progress == DataProgress(2, 21, 0, None)

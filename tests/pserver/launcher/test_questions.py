@@ -13,7 +13,7 @@ from pserver.errors import TimedOut, Unreachable
 from pserver.launcher import last_word
 from pserver.launcher.lost_server import status_of
 from pserver.launcher.question import Question, patience
-from pserver.launcher.supervisor import Answer
+from pserver.launcher.supervisor import EndAnswer
 from pserver.security.access import OPEN
 from pserver.wire_pb2 import StatusReply, TrainerStatus
 
@@ -32,18 +32,18 @@ def asked(script: str) -> Question:
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        (SAYS, Answer(took_part=True)),
-        ("print('no JSON')", Answer()),
-        ("raise SystemExit(1)", Answer()),
-        ("print('{}')", Answer()),
+        (SAYS, EndAnswer(took_part=True)),
+        ("print('no JSON')", EndAnswer()),
+        ("raise SystemExit(1)", EndAnswer()),
+        ("print('{}')", EndAnswer()),
     ],
 )
-def test_what_is_not_said_is_unknown(script: str, expected: Answer) -> None:
+def test_what_is_not_said_is_unknown(script: str, expected: EndAnswer) -> None:
     """Whatever becomes of the process that asks."""
     question = asked(script)
     question.end()
 
-    assert Answer.of(question.answer or {}) == expected
+    assert EndAnswer.of(question.answer or {}) == expected
 
 
 @pytest.mark.processes
@@ -54,7 +54,7 @@ def test_a_question_may_be_given_up() -> None:
     assert question.answer is None
     question.end()
 
-    assert over.wait(60.0) and Answer.of(question.answer or {}) == Answer()
+    assert over.wait(60.0) and EndAnswer.of(question.answer or {}) == EndAnswer()
 
 
 def test_servers_have_two_heartbeat_timeouts_to_answer() -> None:
@@ -90,10 +90,10 @@ class Busy:
         """Nothing is open."""
 
 
-def questions(server: Busy, monkeypatch: pytest.MonkeyPatch) -> Sequence[last_word.Question]:
+def questions(server: Busy, monkeypatch: pytest.MonkeyPatch) -> Sequence[last_word.EndQuestion]:
     """To that server."""
     monkeypatch.setattr(last_word, "ControlClient", server)
-    return [last_word.Question(OPEN, "h:1", ["1=killed"], False)]
+    return [last_word.EndQuestion(OPEN, "h:1", ["1=killed"], False)]
 
 
 def test_a_server_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pserver.launcher.supervisor import EARLY_SECONDS, Ended, Next, RestartPolicy
+from pserver.launcher.supervisor import EARLY_SECONDS, FailedProcess, Next, RestartPolicy
 
 LATE = EARLY_SECONDS + 1
 
@@ -12,23 +12,23 @@ LATE = EARLY_SECONDS + 1
 @pytest.mark.parametrize(
     ("ended", "left", "whole", "expected"),
     [
-        (Ended(1, LATE, goes_on=True), 1, True, Next.ALONE),
-        (Ended(1, LATE, goes_on=True), 1, False, Next.ALONE),
-        (Ended(1, LATE, goes_on=True), 0, True, Next.WITHOUT),
-        (Ended(1, LATE, goes_on=True, preempted=True), 1, True, Next.WITHOUT),
-        (Ended(1, LATE), 1, True, Next.WHOLE),
-        (Ended(1, LATE, preempted=True), 1, True, Next.WHOLE),
-        (Ended(1, LATE), 1, False, Next.FAIL),
-        (Ended(1, LATE), 0, True, Next.FAIL),
-        (Ended(None, LATE, goes_on=True), 1, True, Next.ALONE),
-        (Ended(None, LATE, goes_on=True), 1, False, Next.ALONE),
-        (Ended(None, LATE, goes_on=True), 0, True, Next.FAIL),
-        (Ended(None, LATE), 1, True, Next.WHOLE),
-        (Ended(None, LATE), 0, True, Next.FAIL),
+        (FailedProcess(1, LATE, goes_on=True), 1, True, Next.ALONE),
+        (FailedProcess(1, LATE, goes_on=True), 1, False, Next.ALONE),
+        (FailedProcess(1, LATE, goes_on=True), 0, True, Next.WITHOUT),
+        (FailedProcess(1, LATE, goes_on=True, preempted=True), 1, True, Next.WITHOUT),
+        (FailedProcess(1, LATE), 1, True, Next.WHOLE),
+        (FailedProcess(1, LATE, preempted=True), 1, True, Next.WHOLE),
+        (FailedProcess(1, LATE), 1, False, Next.FAIL),
+        (FailedProcess(1, LATE), 0, True, Next.FAIL),
+        (FailedProcess(None, LATE, goes_on=True), 1, True, Next.ALONE),
+        (FailedProcess(None, LATE, goes_on=True), 1, False, Next.ALONE),
+        (FailedProcess(None, LATE, goes_on=True), 0, True, Next.FAIL),
+        (FailedProcess(None, LATE), 1, True, Next.WHOLE),
+        (FailedProcess(None, LATE), 0, True, Next.FAIL),
     ],
 )
 def test_what_follows_depends_on_who_goes_on_and_what_is_left(
-    ended: Ended, left: int, whole: bool, expected: Next
+    ended: FailedProcess, left: int, whole: bool, expected: Next
 ) -> None:
     """A restart is counted where a process is started again, and only there."""
     policy = RestartPolicy(left, whole)
@@ -40,7 +40,11 @@ def test_what_follows_depends_on_who_goes_on_and_what_is_left(
 def test_single_trainers_and_jobs_share_the_restarts() -> None:
     """N in all."""
     policy = RestartPolicy(3, whole=True)
-    ends = [Ended(1, LATE, goes_on=True), Ended(None, LATE), Ended(0, 1.0, goes_on=True)]
+    ends = [
+        FailedProcess(1, LATE, goes_on=True),
+        FailedProcess(None, LATE),
+        FailedProcess(0, 1.0, goes_on=True),
+    ]
 
     assert [policy.after(each) for each in ends] == [Next.ALONE, Next.WHOLE, Next.ALONE]
     assert policy.counted == "restart 3 of 3"
@@ -70,15 +74,15 @@ def test_a_collective_job_goes_on_with_fewer_where_a_place_does_not_come_back(
     """Each start is a restart that counts."""
     policy, trainers, found = RestartPolicy(len(ends), True, least), 3, []
     for trainer, seconds in ends:
-        found.append(policy.after_collective(Ended(trainer, seconds), trainers))
+        found.append(policy.after_collective(FailedProcess(trainer, seconds), trainers))
         trainers -= found[-1] is Next.FEWER
 
     assert found == expected and policy.used == len(ends)
-    assert policy.after_collective(Ended(0, 1.0), trainers) is Next.FAIL
+    assert policy.after_collective(FailedProcess(0, 1.0), trainers) is Next.FAIL
 
 
 def test_the_last_trainer_is_not_left_out() -> None:
     """A job needs one."""
     policy = RestartPolicy(3, whole=True)
 
-    assert [policy.after_collective(Ended(0, 1.0), 1) for _ in range(3)] == [Next.WHOLE] * 3
+    assert [policy.after_collective(FailedProcess(0, 1.0), 1) for _ in range(3)] == [Next.WHOLE] * 3

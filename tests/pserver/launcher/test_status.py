@@ -88,11 +88,11 @@ def test_json_of_a_server_that_is_not_there() -> None:
 
 @pytest.mark.parametrize("show", [status.show, status.show_json])
 def test_a_job_that_waits_for_a_server_is_not_well(
-    show: Callable[[Iterable[status.Answer], Console], int],
+    show: Callable[[Iterable[status.StatusAnswer], Console], int],
 ) -> None:
     """The exit status is 1, though all that were asked have answered; until it has come back."""
-    well = status.Answer("a:1", wire_pb2.StatusReply(state="serving"))
-    waits = status.Answer("b:1", wire_pb2.StatusReply(state="serving", away=[2]))
+    well = status.StatusAnswer("a:1", wire_pb2.StatusReply(state="serving"))
+    waits = status.StatusAnswer("b:1", wire_pb2.StatusReply(state="serving", away=[2]))
     out = Console(file=io.StringIO(), width=200)
 
     assert [show(each, out) for each in ([well, waits], [well, well])] == [1, 0]
@@ -111,11 +111,11 @@ def test_it_is_shown_until_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None
         if not codes:
             raise KeyboardInterrupt
 
-    def asked() -> Iterator[status.Answer]:
+    def asked() -> Iterator[status.StatusAnswer]:
         happened.append("ask")
-        yield status.Answer("here:1", None)
+        yield status.StatusAnswer("here:1", None)
 
-    def show(answers: Iterable[status.Answer], console: Console) -> int:
+    def show(answers: Iterable[status.StatusAnswer], console: Console) -> int:
         happened.append(f"show {len(list(answers))}")
         return codes.pop(0)
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from pserver.launcher.cluster import Cluster
-from pserver.launcher.last_word import EndAnswers, Question, is_done, obstacle, states
+from pserver.launcher.last_word import EndAnswers, EndQuestion, is_done, obstacle, states
 from pserver.launcher.processes import killer
 from pserver.launcher.started_processes import StartedProcesses
 from pserver.launcher.supervisor import Failed, Next, RestartPolicy, Supervisor
@@ -230,9 +230,9 @@ def test_a_server_whose_job_is_done_has_no_obstacle() -> None:
     assert not is_done(over("failed")) and obstacle(over("failed"), {1}) == "the server is empty"
 
 
-def question(word: str | None, found: str | None) -> Question:
+def question(word: str | None, found: str | None) -> EndQuestion:
     """What one server has said of trainer 1: what it was, and what is in its way."""
-    asked = Question(OPEN, "127.0.0.1:1", ["1=killed"], False)
+    asked = EndQuestion(OPEN, "127.0.0.1:1", ["1=killed"], False)
     asked.were = None if word is None else {1: word}
     asked.told, asked.obstacle = word is not None, found
     return asked

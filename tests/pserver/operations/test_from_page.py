@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pserver.checkpoint import checkpoint
 from pserver.config import ServerConfig
-from pserver.operations.keys import actions
+from pserver.operations.page_actions import actions
 from pserver.service.server import Server
 from tests.support.one_parameter import Trainer
 

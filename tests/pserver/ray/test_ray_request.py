@@ -15,10 +15,10 @@ from pserver.ray.actor import (
     MOST_BYTES,
     MOST_KEPT,
     Credentials,
-    Ended,
     JobKeys,
     JobRequest,
     LogLines,
+    ProcessEnd,
     StartRequest,
     captured_output,
     own_variables,
@@ -30,7 +30,7 @@ from pserver.ray.actor import (
 )
 from pserver.ray.driver import Failure, ProcessFailed
 from pserver.security.keys import Keys, new_key
-from pserver.security.tokens import Role, read
+from pserver.security.tokens import CallerRole, read
 
 
 def train() -> None:
@@ -130,7 +130,7 @@ def test_a_job_is_protected_by_itself(
     assert made.host(addresses[1]) == host
     assert bool(given.files) is keys
     assert not any(b"PRIVATE" in content for content in given.files.values())
-    assert read(named["PSERVER_TOKEN_FILE"]).role is Role.TRAINER
+    assert read(named["PSERVER_TOKEN_FILE"]).role is CallerRole.TRAINER
     assert given.token not in repr(given)
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.rglob("*"))
     if keys:
@@ -143,12 +143,12 @@ def test_lines_are_told_once_and_in_order() -> None:
     for number in range(3):
         spoken.add(f"{number}" * (MOST_BYTES // 2))
     spoken.ready("a:1")
-    spoken.end(Ended(3))
+    spoken.end(ProcessEnd(3))
 
     first, second = spoken.fetch(0.0), spoken.fetch(0.0)
 
     assert [line[0] for line in first.lines] == ["0", "1"] and first.ended is None
-    assert [line[0] for line in second.lines] == ["2"] and second.ended == Ended(3)
+    assert [line[0] for line in second.lines] == ["2"] and second.ended == ProcessEnd(3)
     assert first.endpoint == second.endpoint == "a:1"
 
 

@@ -13,7 +13,7 @@ from pserver.cli.settings import access_of
 from pserver.config import ServerConfig
 from pserver.security import tokens
 from pserver.security.access import OPEN, Access
-from pserver.security.tokens import Role, Secret
+from pserver.security.tokens import CallerRole, Secret
 from pserver.service.server import Server
 
 
@@ -37,12 +37,12 @@ def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
 def test_servers_know_the_trainers_key_and_trainers_not_the_operators() -> None:
     """One is made of the other, the same in every process; the way back is shut."""
     operator = Secret.make()
-    trainer = operator.of(Role.TRAINER)
+    trainer = operator.of(CallerRole.TRAINER)
 
-    assert trainer == Secret.parse(operator.text).of(Role.TRAINER)
+    assert trainer == Secret.parse(operator.text).of(CallerRole.TRAINER)
     assert trainer.key != operator.key
     with pytest.raises(ValueError, match="expected an operator's key, got a trainer's"):
-        trainer.of(Role.OPERATOR)
+        trainer.of(CallerRole.OPERATOR)
 
 
 def test_no_text_shows_a_secret() -> None:
@@ -92,7 +92,7 @@ def test_a_command_finds_the_key_by_the_servers_port(environ: dict[str, str]) ->
     """
     secret, other = Secret.make(), Secret.make()
     place = tokens.folder(environ)
-    held = tokens.Held(place)
+    held = tokens.LockedFiles(place)
     held.file(tokens.name_of(6174), secret)
     held.file("other.token", other)
     named = {**environ, "PSERVER_TOKEN_FILE": str(place / "other.token")}
@@ -111,7 +111,7 @@ def test_what_a_killed_launch_has_left_is_nobodys(environ: dict[str, str]) -> No
     nothing of a launch that runs.
     """
     place = tokens.folder(environ)
-    dead, alive = tokens.Held(place), tokens.Held(place)
+    dead, alive = tokens.LockedFiles(place), tokens.LockedFiles(place)
     for held, port in ((dead, 1), (alive, 2)):
         tokens.write(held.directory() / "operator.token", Secret.make())
         held.file(tokens.name_of(port), Secret.make())
@@ -121,7 +121,7 @@ def test_what_a_killed_launch_has_left_is_nobodys(environ: dict[str, str]) -> No
     assert tokens.published(1, environ) is None
     assert tokens.published(2, environ) == place / "2.token"
     assert len(list(place.iterdir())) == 4
-    tokens.Held(place)
+    tokens.LockedFiles(place)
     assert len(list(place.iterdir())) == 2 and (place / "2.token").is_file()
     alive.remove()
     assert list(place.iterdir()) == []
@@ -189,6 +189,6 @@ def test_another_users_runtime_directory_is_left_alone(
 def test_a_server_takes_the_operators_file_only(tmp_path: Path) -> None:
     """With a trainer's it could tell no operator from anybody."""
     path = tmp_path / "trainer.token"
-    tokens.write(path, Secret.make().of(Role.TRAINER))
+    tokens.write(path, Secret.make().of(CallerRole.TRAINER))
     with pytest.raises(ValueError, match="a server needs the operator's token file"):
         Server(ServerConfig(token_file=str(path))).start()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pserver.security import tokens
-from pserver.security.tokens import Role, Secret
+from pserver.security.tokens import CallerRole, Secret
 
 PORT = 6174
 
@@ -42,14 +42,14 @@ def test_a_folder_of_another_user_s_stops_nothing(
     """
     path = taken(temporary, how)
     own = tokens.folder({})
-    held = tokens.Held(own)
+    held = tokens.LockedFiles(own)
     held.file(tokens.name_of(PORT), Secret.make())
     found = tokens.published(PORT, {})
 
     assert own != path and own.name.startswith(f"{path.name}-")
     assert own.stat().st_mode & 0o777 == 0o700 and tokens.folder({}) == own
     assert found == own / f"{PORT}.token"
-    assert tokens.read(str(found)).role is Role.OPERATOR
+    assert tokens.read(str(found)).role is CallerRole.OPERATOR
     assert str(path) in caplog.text and (how != "open to others" or not list(path.iterdir()))
     held.remove()
 

@@ -17,7 +17,7 @@ import torch
 
 from pserver.errors import CorruptFrame, Unreachable
 from pserver.transport import memory, shm
-from pserver.transport.memory import Segment, address_of
+from pserver.transport.memory import ZoneMemory, address_of
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import GRADIENT, HELLO, VALUE, Frame, Part
 from tests.support.streams import SECONDS, finish
@@ -33,7 +33,7 @@ def frame(name: str = "w", offset: int = 0, size: int = SIZE, step: int = 1) -> 
 
 @contextmanager
 def offering(
-    segment: Segment, act: Callable[[Stream], None]
+    segment: ZoneMemory, act: Callable[[Stream], None]
 ) -> Iterator[tuple[shm.ShmStream, Queue[object]]]:
     """A connecting end to which the segment has been offered; the queue gets what ``act`` raised,
     or None.
@@ -64,7 +64,7 @@ def offering(
 
 def test_a_payload_arrives_where_it_belongs() -> None:
     """In parts, in several buffers; only where the zone is free, and once each time."""
-    segment = Segment({"v": 100, "w": 2 * SIZE})
+    segment = ZoneMemory({"v": 100, "w": 2 * SIZE})
     begin = address_of(segment.memory) + segment.zones["w"].begin
     places: list[int] = []
     seen: list[int] = []
@@ -97,7 +97,7 @@ def test_a_payload_arrives_where_it_belongs() -> None:
 
 def test_what_is_in_use_is_not_written() -> None:
     """A frame that is sent again, after the zone was read and before it is free, leaves it."""
-    segment = Segment({"w": SIZE})
+    segment = ZoneMemory({"w": SIZE})
     segment.counts += 1
 
     def act(stream: Stream) -> None:
@@ -132,7 +132,7 @@ def test_a_frame_that_fits_no_zone_is_refused(header: Frame) -> None:
     """Whatever it says: an unknown zone, beyond its end, another size, several parts, a kind for
     which nothing was offered.
     """
-    segment = Segment({"w": SIZE})
+    segment = ZoneMemory({"w": SIZE})
 
     def act(stream: Stream) -> None:
         stream.receive()
@@ -153,7 +153,7 @@ def test_a_connecting_end_offers_nothing() -> None:
         except Exception as error:
             results.put(type(error)(str(error)))
 
-    segment = Segment({"w": SIZE})
+    segment = ZoneMemory({"w": SIZE})
     listener = shm.listen(handle)
     stream = shm.connect("127.0.0.1", listener.port, timeout_seconds=SECONDS)
     before = len(os.listdir("/dev/fd"))
@@ -168,7 +168,7 @@ def test_a_connecting_end_offers_nothing() -> None:
 @pytest.mark.parametrize("zone", [(0, SIZE), (64, 2 * SIZE), (2**63, 1), (SIZE, 128)])
 def test_zones_outside_of_their_segment_are_refused(zone: tuple[int, int]) -> None:
     """The connecting end believes no number of a table."""
-    segment = Segment({"w": SIZE})
+    segment = ZoneMemory({"w": SIZE})
     table = Frame(kind=GRADIENT, parts=[Part(name="w", offset=zone[0], size=zone[1])])
     segment.table = lambda kind: table  # type: ignore[method-assign]
     with pytest.raises(CorruptFrame, match="expected zones within"):
@@ -178,7 +178,7 @@ def test_zones_outside_of_their_segment_are_refused(zone: tuple[int, int]) -> No
 
 def test_memory_that_cannot_be_trusted_is_not_mapped() -> None:
     """A segment that its maker can shorten is not used: gradients come another way."""
-    segment = Segment({"w": SIZE})
+    segment = ZoneMemory({"w": SIZE})
     segment.counts += 1
     os.close(segment.descriptor)
     unsealed = os.memfd_create("unsealed")
@@ -199,7 +199,7 @@ def test_memory_that_cannot_be_trusted_is_not_mapped() -> None:
 
 def test_what_is_sealed_cannot_be_written() -> None:
     """By nobody who gets the descriptor; the maker's own mapping still writes."""
-    segment = Segment({"w": SIZE}, read_only=True)
+    segment = ZoneMemory({"w": SIZE}, read_only=True)
     with pytest.raises(PermissionError):
         memory.attach(segment.descriptor, segment.memory.nbytes)
     with pytest.raises(PermissionError):
@@ -237,7 +237,7 @@ def test_nothing_stays_behind() -> None:
     """When a stream has ended, no descriptor and no mapping of it is left, at either end."""
     gc.collect()  # what other tests have left
     before = held()
-    segment = Segment({"w": SIZE})
+    segment = ZoneMemory({"w": SIZE})
     with offering(segment, lambda stream: None) as (stream, results):
         assert results.get(timeout=SECONDS) is None
         assert finish(stream) == []
@@ -262,7 +262,7 @@ def test_a_killed_client_leaves_nothing_of_what_it_was_offered() -> None:
     """After kill -9 in the middle of its writing."""
     gc.collect()
     before = held()
-    segments, ended = [Segment({"w": SIZE})], Queue[int]()
+    segments, ended = [ZoneMemory({"w": SIZE})], Queue[int]()
     segments[0].counts += 1
 
     def handle(stream: Stream) -> None:
@@ -287,7 +287,7 @@ def test_a_killed_client_leaves_nothing_of_what_it_was_offered() -> None:
 
 def test_tensors_keep_the_memory_of_their_segment() -> None:
     """Of any dtype and shape; no two overlap, and all begin at a multiple of 64."""
-    segment = Segment({"a": 12, "b": 8, "c": 4})
+    segment = ZoneMemory({"a": 12, "b": 8, "c": 4})
     a = segment.tensor("a", torch.int32, (3,))
     b = segment.tensor("b", torch.float64, ())
     c = segment.tensor("c", torch.float32, (1, 1))

@@ -187,7 +187,7 @@ def test_slots_are_as_long_as_what_they_hold() -> None:
     full direction takes no more.
     """
     memory, draw = memoryview(bytearray(shm.DIRECTION_BYTES)), random.Random(0)
-    writer, reader = shm.Ring(memory), shm.Ring(memory)
+    writer, reader = shm.SlotRing(memory), shm.SlotRing(memory)
     waiting: list[tuple[int, int]] = []  # size, mark
     for mark in range(2000):
         size = draw.choice((1, 65, 300_000, shm.SLOT_BYTES - 1, shm.SLOT_BYTES))

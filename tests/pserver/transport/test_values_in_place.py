@@ -11,7 +11,7 @@ import pytest
 
 from pserver.errors import CorruptFrame
 from pserver.transport import shm, zones
-from pserver.transport.memory import Segment
+from pserver.transport.memory import ZoneMemory
 from pserver.transport.stream import LANDED, MISSED, Stream
 from pserver.wire_pb2 import DONE, HELLO, VALUE, Frame, Part
 from tests.support.streams import SECONDS
@@ -24,13 +24,13 @@ def frame(name: str = "w", offset: int = 0, size: int = SIZE) -> Frame:
     return Frame(kind=VALUE, parts=[Part(name=name, offset=offset, size=size)])
 
 
-def piece(segment: Segment, offset: int = 0, size: int = SIZE) -> memoryview:
+def piece(segment: ZoneMemory, offset: int = 0, size: int = SIZE) -> memoryview:
     begin = segment.zones["w"].begin + offset
     return segment.memory[begin : begin + size]
 
 
 @contextmanager
-def reading(segment: Segment, act: Callable[[Stream], None]) -> Iterator[shm.ShmStream]:
+def reading(segment: ZoneMemory, act: Callable[[Stream], None]) -> Iterator[shm.ShmStream]:
     """A connecting end to which the values have been offered."""
     results: Queue[object] = Queue()
 
@@ -56,7 +56,7 @@ def reading(segment: Segment, act: Callable[[Stream], None]) -> Iterator[shm.Shm
 
 def test_a_value_is_copied_to_where_it_goes() -> None:
     """Not before it is received, in as many frames as it has; or to memory of its own."""
-    segment, target = Segment({"w": 2 * SIZE}, read_only=True), bytearray(2 * SIZE)
+    segment, target = ZoneMemory({"w": 2 * SIZE}, read_only=True), bytearray(2 * SIZE)
 
     def act(stream: Stream) -> None:
         stream.send(frame(), [piece(segment)])
@@ -81,7 +81,7 @@ def test_a_value_is_copied_to_where_it_goes() -> None:
 
 def test_memory_elsewhere_travels() -> None:
     """A copy of a value, and a value without a zone."""
-    segment = Segment({"w": SIZE}, read_only=True)
+    segment = ZoneMemory({"w": SIZE}, read_only=True)
 
     def act(stream: Stream) -> None:
         stream.send(frame(), [bytes([3]) * SIZE])
@@ -95,7 +95,7 @@ def test_memory_elsewhere_travels() -> None:
 @pytest.mark.parametrize("offset", [0, SIZE])
 def test_a_value_that_is_being_written_is_missed(offset: int) -> None:
     """Its count is odd: also for ever, as a server that was killed leaves it."""
-    segment = Segment({"w": 2 * SIZE}, read_only=True)
+    segment = ZoneMemory({"w": 2 * SIZE}, read_only=True)
     segment.counts += 1
 
     def act(stream: Stream) -> None:
@@ -108,7 +108,7 @@ def test_a_value_that_is_being_written_is_missed(offset: int) -> None:
 
 def test_a_value_that_changes_while_it_is_read_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """After three tries; a writer that is done before lets the next one succeed."""
-    segment, writes = Segment({"w": SIZE}, read_only=True), [1, 1, 1, 1, 1]
+    segment, writes = ZoneMemory({"w": SIZE}, read_only=True), [1, 1, 1, 1, 1]
     spread = zones.spread
 
     def slow(source: memoryview, places: list[memoryview]) -> None:
@@ -131,7 +131,7 @@ def test_a_value_that_changes_while_it_is_read_is_missed(monkeypatch: pytest.Mon
 
 def test_the_frames_of_a_value_are_of_one_count() -> None:
     """What follows a change is missed, though it is whole itself."""
-    segment, read = Segment({"w": 2 * SIZE}, read_only=True), Queue[None]()
+    segment, read = ZoneMemory({"w": 2 * SIZE}, read_only=True), Queue[None]()
 
     def act(stream: Stream) -> None:
         stream.send(frame(), [piece(segment)])
@@ -154,7 +154,7 @@ def test_the_frames_of_a_value_are_of_one_count() -> None:
 )
 def test_what_fits_no_zone_is_refused(header: Frame) -> None:
     """A server's numbers are not believed either."""
-    segment = Segment({"w": SIZE}, read_only=True)
+    segment = ZoneMemory({"w": SIZE}, read_only=True)
 
     def act(stream: Stream) -> None:
         head = header.SerializeToString()
@@ -168,7 +168,7 @@ def test_what_fits_no_zone_is_refused(header: Frame) -> None:
 
 def test_values_that_cannot_be_mapped_are_missed() -> None:
     """And asked for in another way, for ever; the stream goes on."""
-    segment = Segment({"w": SIZE}, read_only=True)
+    segment = ZoneMemory({"w": SIZE}, read_only=True)
     os.close(segment.descriptor)
     assert os.memfd_create("unsealed") == segment.descriptor
 

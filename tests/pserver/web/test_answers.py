@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from pserver.web.server import JobView
+from pserver.web.job_view import JobView
 from pserver.wire_pb2 import StatusReply
 from tests.support.samples import HERE, THERE, reply, sample
 

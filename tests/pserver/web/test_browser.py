@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from pserver.launcher.cluster import free_port
-from pserver.web.job_view import LogFiles
-from pserver.web.server import Actions, JobView, PageServer
+from pserver.web.job_view import JobView
+from pserver.web.samples import LogFiles
+from pserver.web.server import Actions, PageServer
 from pserver.web.views import MOST_POINTS, Curves
 from tests.support.browser import browser, look, needed, violations
 from tests.support.launched import environment

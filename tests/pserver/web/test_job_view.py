@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from pserver.web.job_view import Change
-from pserver.web.server import JobView
+from pserver.web.job_view import JobView
+from pserver.web.samples import Change
 from pserver.web.views import Curve, Curves, Point, lane_times
 from pserver.wire_pb2 import LaneStatus
 from tests.support.samples import (

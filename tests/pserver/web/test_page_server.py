@@ -16,10 +16,10 @@ import pytest
 from pserver.config import ServerConfig
 from pserver.launcher.cluster import free_port
 from pserver.security.access import Access
-from pserver.security.tokens import Role, Secret
+from pserver.security.tokens import CallerRole, Secret
 from pserver.service.server import Server
 from pserver.web import server
-from pserver.web.job_view import LogFiles
+from pserver.web.samples import LogFiles
 from pserver.web.server import MOST_OPEN, Actions, PageServer
 from tests.support.cluster_keys import key_folder, keys_of
 from tests.support.visitor import Visitor
@@ -232,21 +232,21 @@ def test_only_an_operator_is_offered_acts() -> None:
         (Access(operator), True, ({}, server.READ_ONLY)),
         (Access(operator, trainer), False, ({}, server.NO_KEY)),
         (Access(None, trainer), False, ({}, server.NO_KEY)),
-        (Access(operator.of(Role.TRAINER)), False, ({}, server.NO_KEY)),
+        (Access(operator.of(CallerRole.TRAINER)), False, ({}, server.NO_KEY)),
         (Access(), False, ({}, server.NO_KEY)),
     ):
 
         def access_of(endpoint: str, access: Access = access) -> Access:
             return access
 
-        settings = server.Settings(["a:1"], access_of=access_of, acts=acts, read_only=read_only)
+        settings = server.PageSettings(["a:1"], access_of=access_of, acts=acts, read_only=read_only)
         assert server.offered(settings) == expected
 
 
 def test_a_server_that_goes_and_comes_again() -> None:
     """The page says so, and goes on."""
     endpoint = f"127.0.0.1:{free_port()}"
-    with server.Web(server.Settings([endpoint], seconds=0.05)) as served:
+    with server.Web(server.PageSettings([endpoint], seconds=0.05)) as served:
         visitor = Visitor(served.url)
         visitor.open()
 

@@ -13,9 +13,9 @@ from trainer.collective.buckets import buckets
 from trainer.collective.gradient_sums import as_sent
 from trainer.collective.world import leave_parallel_env
 from transpiler.plan.plan import row_or_all
-from transpiler.strategy.exchange import Exchange
+from transpiler.strategy.exchange import GradientExchange
 
-HALF = Exchange(dtype="float16")
+HALF = GradientExchange(dtype="float16")
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def test_only_gradients_of_more_than_16_bits_are_cast() -> None:
     """Others travel as they are, and all do without the switch."""
     for dtype in (torch.float32, torch.float64):
         assert as_sent(torch.ones(2, dtype=dtype), HALF).dtype == torch.float16
-        assert as_sent(torch.ones(2, dtype=dtype), Exchange()).dtype == dtype
+        assert as_sent(torch.ones(2, dtype=dtype), GradientExchange()).dtype == dtype
     for dtype in (torch.float16, torch.bfloat16):
         assert as_sent(torch.ones(2, dtype=dtype), HALF).dtype == dtype
 
@@ -111,6 +111,6 @@ def test_sparse_gradients_and_groups_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="fp16_allreduce: expected dense gradients.*'0.weight'"):
         DataParallel(model, exchange=HALF)
     with pytest.raises(ValueError, match="use_hierarchical_allreduce: expected dense"):
-        DataParallel(model, exchange=Exchange(row=0))
+        DataParallel(model, exchange=GradientExchange(row=0))
     with pytest.raises(ValueError, match="expected no group beside it"):
         DataParallel(nn.Linear(2, 2), group=new_group([0]), exchange=HALF)

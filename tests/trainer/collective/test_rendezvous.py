@@ -29,7 +29,13 @@ from trainer import fleet, init_parallel_env, new_group, spawn
 from trainer.collective import rendezvous
 from trainer.collective import spawn as spawning
 from trainer.collective import world as parallel_env
-from trainer.collective.rendezvous import Event, Guard, Membership, Peers, first_line
+from trainer.collective.rendezvous import (
+    MainThreadGuard,
+    Peers,
+    TrainerEnd,
+    TrainerHeartbeats,
+    first_line,
+)
 from trainer.collective.world import _meet, leave_parallel_env
 from trainer.environment.environment import Connection, World
 
@@ -298,17 +304,17 @@ def test_who_has_answered_counts_as_answered(monkeypatch: pytest.MonkeyPatch) ->
 # ---- who is there ----
 
 
-def star(store: TCPStore, count: int, deadline: float) -> list[Membership]:
+def star(store: TCPStore, count: int, deadline: float) -> list[TrainerHeartbeats]:
     with ThreadPoolExecutor(count) as pool:
         return list(
             pool.map(
-                lambda rank: Membership(rank, count, "127.0.0.1", store.clone(), deadline),
+                lambda rank: TrainerHeartbeats(rank, count, "127.0.0.1", store.clone(), deadline),
                 range(count),
             )
         )
 
 
-def error_of(one: Membership) -> PServerError:
+def error_of(one: TrainerHeartbeats) -> PServerError:
     event = one.cause()
     assert event is not None
     return event.error()
@@ -368,7 +374,7 @@ def test_a_silent_trainer_is_lost_after_the_deadline_and_a_stranger_is_turned_aw
 
     with ThreadPoolExecutor(1) as pool:
         pretender = pool.submit(pretend)
-        first = Membership(0, 2, "127.0.0.1", store, heartbeat_timeout=0.4)
+        first = TrainerHeartbeats(0, 2, "127.0.0.1", store, heartbeat_timeout=0.4)
         with pretender.result(timeout=10):
             began = time.monotonic()
             assert str(error_of(first)) == "trainer 1 is lost: silent for 0.4 s"
@@ -386,7 +392,7 @@ def test_who_waits_in_vain_and_cannot_be_woken_ends(
     monkeypatch.setattr(rendezvous, "GRACE_SECONDS", 0.05)
     monkeypatch.setattr(rendezvous.os, "_exit", ends.append)
     over = threading.Event()
-    guard = Guard(lambda: Event("lost", 1, "silent for 1 s"))
+    guard = MainThreadGuard(lambda: TrainerEnd("lost", 1, "silent for 1 s"))
 
     def look() -> None:
         while not ends:
@@ -410,7 +416,7 @@ def test_what_the_main_thread_left_is_let_go() -> None:
     """A frame of the main thread is held from look to look, but not once the guard is closed: torch
     aborts a process that ends while another thread frees the frame's tensors.
     """
-    guard = Guard(lambda: Event("lost", 1, "silent for 1 s"))
+    guard = MainThreadGuard(lambda: TrainerEnd("lost", 1, "silent for 1 s"))
 
     def waits_in_vain() -> weakref.ref[torch.Tensor]:
         operand = torch.ones(1)

@@ -41,7 +41,7 @@ def test_where_only_new_ones_are_left_nobody_has_the_values() -> None:
     """The job cannot go on."""
     found = verdict(t1=at(0, new=True, late=True), t2=at(0, new=True, late=True))
 
-    assert "no trainer is left" in found.problem and not found.members
+    assert "no live trainer has the values" in found.problem and not found.members
 
 
 def test_who_has_counted_an_average_tells_it_to_those_who_have_not() -> None:

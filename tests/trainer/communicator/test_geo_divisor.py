@@ -11,7 +11,7 @@ from torch import nn
 from tests.support.table_trainers import Servers
 from trainer import Constant, DistributedEmbedding, fleet
 from trainer.job.job import Job
-from trainer.senders.buffers import LiveTrainers
+from trainer.senders.live_trainers import LiveTrainers
 from transpiler import DistributedStrategy
 
 ROWS = 8192  # of two numbers: the parameter has a slice on each of two servers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pserver.client.replies import Absences
-from trainer.senders.buffers import LiveTrainers
+from trainer.senders.live_trainers import LiveTrainers
 
 
 def absences(changes: int, *absent: int, **preempted: int) -> Absences:

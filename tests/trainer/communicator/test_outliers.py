@@ -66,7 +66,7 @@ def test_a_refused_push_leaves_what_a_job_without_it_has(
     of_servers = said(caplog, "pserver.lane.judge")
     assert len(of_servers) == 2 and all(line.startswith(text) for line in of_servers)
     assert all("of 'w'" in line and line.endswith(": refused") for line in of_servers)
-    (line,) = said(caplog, "trainer.senders.pipeline")
+    (line,) = said(caplog, "trainer.senders.gradient_validation")
     assert line.startswith(text) and line.endswith(f"the servers refused step {PLANTED}")
     assert _closed(mine) == _without(endpoints, mode, WITHOUT)
 

@@ -14,7 +14,7 @@ ROOT = str(Path(__file__).parents[3])
 
 BEGIN = """
 import atexit, os, signal, sys, threading, time
-from trainer.communicator.session import termination
+from trainer.communicator.termination import termination
 
 def tell(reason):
     print("told:", reason, flush=True)

@@ -12,7 +12,7 @@ import pytest
 
 from pserver.errors import PServerError
 from pserver.lane.leases import JobLeases
-from pserver.leases.epoch import Segments, place_of
+from pserver.leases.epoch import EpochSegments, place_of
 from pserver.leases.table import EpochRange
 from tests.support.script_world import ScriptWorld
 from tests.support.tiers import RARE
@@ -122,8 +122,10 @@ def counts_off_by_one(patch: pytest.MonkeyPatch) -> None:
 
 def ends_early(patch: pytest.MonkeyPatch) -> None:
     """The last batch is taken for the end."""
-    end = Segments.end
-    patch.setattr(Segments, "end", lambda it, segment, length: end(it, segment, max(length - 1, 1)))
+    end = EpochSegments.end
+    patch.setattr(
+        EpochSegments, "end", lambda it, segment, length: end(it, segment, max(length - 1, 1))
+    )
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["async", "sync"])

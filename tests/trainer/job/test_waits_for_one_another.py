@@ -24,7 +24,7 @@ from tests.support.table_trainers import at_once
 from tests.support.threaded_scripts import SAMPLES, Script, kill
 from tests.support.tiers import RARE
 from tests.support.waiting import eventually
-from trainer.communicator.session import Apart
+from trainer.communicator.joint_calls import Apart
 from trainer.job import save_load
 from trainer.job.shared_values import values_of
 

@@ -161,7 +161,7 @@ REFUSED: dict[
     "another table of the name": (
         lambda: Two(DistributedEmbedding(4, name="t"), DistributedEmbedding(4, name="t", seed=1)),
         sgd,
-        "are called 't' and differ: seed 0 and 1 of 'first' and 'second'; those of one name",
+        "are called 't' and differ: seed 0 and 1 of 'first' and 'second'; embeddings of one name",
     ),
 }
 

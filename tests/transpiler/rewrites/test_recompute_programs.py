@@ -24,7 +24,7 @@ from transpiler import (
     name,
     program_guard,
 )
-from transpiler.ir.effects import Memory
+from transpiler.ir.effects import Aliases
 from transpiler.ir.graph import PERSISTENT
 from transpiler.ir.schema import DTYPES
 from transpiler.program import Program
@@ -97,7 +97,7 @@ def peak(program: Program) -> int:
     that makes it to its last use, and views share memory.
     """
     block = program.main
-    memory, size = Memory(block.ops), dict[str, int]()
+    memory, size = Aliases(block.ops), dict[str, int]()
     held = {memory.of(v.name) for v in block.variables.values() if v.role in PERSISTENT}
     last: dict[str, int] = {}
     for index, op in enumerate(block.ops):

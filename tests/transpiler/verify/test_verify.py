@@ -29,7 +29,7 @@ from transpiler.verify import invariants, trainer
 from transpiler.verify import pserver as pserver_invariants
 from transpiler.verify import trainer as trainer_invariants
 from transpiler.verify.invariants import IllegalProgram, Violation
-from transpiler.verify.verify import Stage, invariants_of, run, verify, verify_servers
+from transpiler.verify.verify import PassStage, invariants_of, run, verify, verify_servers
 
 BROKEN = BROKEN_TRAINERS + BROKEN_SERVERS + BROKEN_LANES
 
@@ -163,9 +163,9 @@ def test_laws_are_checked_after_every_pass() -> None:
         return program
 
     stages = [
-        Stage(harmless, (trainer_invariants.sent_exactly_once,)),
-        Stage(careless),
-        Stage(never),
+        PassStage(harmless, (trainer_invariants.sent_exactly_once,)),
+        PassStage(careless),
+        PassStage(never),
     ]
     with pytest.raises(IllegalProgram, match="b@GRAD: it is never sent"):
         run(program, plan_of(program), stages)
