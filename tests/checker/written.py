@@ -35,7 +35,7 @@ def written_differences(world: World, path: str, held: InstalledProgram) -> Iter
         ),
         leases=JobLeases(members, job),
         barriers=Barriers(members, job),
-        topics=Store(),
+        store=Store(),
     )
     Coordination(path, cast(InstalledProgram, another)).restore()
     for name, known, read in (

@@ -29,7 +29,7 @@ class Ended:
     """A process that has ended, by itself."""
 
     def __init__(self, status: int) -> None:
-        self.told = ""
+        self.reported_error = ""
         self.status, self.failed, self.stopped = status, status != 0, False
         self.signalled, self.killed, self.suspended = status > 128, False, False
         self.preempted_after: int | None = None
@@ -37,7 +37,7 @@ class Ended:
     @property
     def blameless(self) -> bool:
         """Whether a signal has ended it, or the job has dropped it."""
-        return self.signalled or self.told.endswith("goes on without it")
+        return self.signalled or self.reported_error.endswith("goes on without it")
 
 
 @pytest.mark.parametrize("kind", ["trainer", "server"])
@@ -269,7 +269,7 @@ def test_no_answer_is_no_no(
     So it is where the job has dropped the trainer, as that says itself.
     """
     lost, lines, begun = Lost(1 if told else 137, not told), list[str](), list[int]()
-    lost.told = told
+    lost.reported_error = told
     watched = supervisor([Running(), lost], [server])
     watched.policy, watched.report = RestartPolicy(restarts, True), lines.append
     watched.ended.append(cast(Any, lost))
@@ -321,7 +321,7 @@ def test_a_trainer_that_was_lost_ends_no_job_that_is_done(
     still be on its way out.  A job whose servers have failed has failed.
     """
     lost, lines = Lost(1, False), list[str]()
-    lost.told = "pserver.errors.TrainerLost: this trainer did not run for 10.1 s"
+    lost.reported_error = "pserver.errors.TrainerLost: this trainer did not run for 10.1 s"
     watched = supervisor([Running() if going else Ended(0), lost], [Ended(servers)])
     watched.policy, watched.report = RestartPolicy(3, True), lines.append
     watched.ended.append(cast(Any, lost))

@@ -259,7 +259,7 @@ def test_servers_count_the_batches_of_all_trainers(servers: Servers) -> None:
     ("options", "message"),
     [
         ({"num_samples": 13}, "num_samples: expected 1 to 12 .* got 13"),
-        ({"num_samples": 2, "sampler": "in_batch"}, "expected none"),
+        ({"num_samples": 2, "sampler": "in_batch"}, "expected 0"),
         ({"num_samples": 2, "sampler": "zipf"}, "sampler: expected one of 'log_uniform'"),
         ({"num_samples": 2, "frequencies": StreamingFrequency(CLASSES)}, "in_batch"),
     ],
