@@ -22,8 +22,9 @@ In reading order::
 
 The arithmetic is in ``pserver.dense`` and ``pserver.table``; this room decides when it runs.
 
-May import: ``pserver.job_log``, ``pserver.leases``, ``pserver.telemetry``, ``pserver.dense``,
-``pserver.table``, ``pserver.checkpoint``, ``pserver.transport`` (the codec's dtypes and the byte
-counters), the generated messages, and the files of the root.  No sockets and no gRPC.
-``pserver.lane.tables`` is imported when a program has tables, because it compiles their kernels.
+May import: ``pserver.lane``, ``pserver.membership``, ``pserver.job_log``, ``pserver.leases``,
+``pserver.telemetry``, ``pserver.dense``, ``pserver.table``, ``pserver.checkpoint``,
+``pserver.storage``, ``pserver.transport`` (the byte counters), the generated messages, and the
+files of the root.  No sockets and no gRPC.  ``pserver.lane.tables`` is imported when a program has
+tables, because it compiles their kernels.
 """

@@ -24,7 +24,7 @@ class SaveProgress:
     """The progress of a save.  The job's lock guards it.
 
     Attributes:
-        number: of the call that began it, in its session; 0: that call waits for it.
+        number: of the call that began it, in its session.
         path: where it is written.
         bytes: that are written.
         pause_seconds: for how long steps waited.
@@ -155,7 +155,7 @@ class BackgroundSaves:
                 self._condition.notify_all()
 
     def _failure_of(self, write: Callable[[], None]) -> str:
-        """Why a save could not be written; "": it is."""
+        """The reason why a save could not be written; "": it is written."""
         try:
             write()
         except PServerError as error:

@@ -34,7 +34,7 @@ from pserver.membership.members import (
 from pserver.membership.waits import WaitKind
 
 WAIT_SECONDS = 1.0  # the longest that a call waits
-# saves whose names are kept; to an earlier one a trainer comes in vain once more
+# saves whose names are kept; at the barrier of an earlier one a trainer waits in vain once more
 MOST_PUT_OFF = 256
 MOST_NAMES = 2**16  # of barriers, and of topics
 KEPT_BYTES = 2**22  # of texts of barriers that are over
@@ -80,8 +80,8 @@ class Barriers:
         self.passed = False
 
     def call(self, member: Member, request: wire.BarrierRequest) -> wire.BarrierReply:
-        """Answers a trainer's call: :meth:`meet`, for a second, or :meth:`past`; or that of a
-        gathering.
+        """Answers a trainer's call with :meth:`meet`, for a second, or with :meth:`past`; one for a
+        gathering with :meth:`MeetingRounds.join`.
 
         Raises:
             Refused: there are too many barriers, or their texts take too much memory; see
@@ -168,7 +168,8 @@ class Barriers:
         the job's lock.
 
         Returns:
-            Whether it is put off now; False: a trainer has passed its barrier already.
+            Whether it is put off now; False: a trainer has passed its barrier already, or none
+            waits there.
         """
         arrived = self._arrived.get(name)
         if arrived is None or name in self._passed:
@@ -214,8 +215,8 @@ class Barriers:
             return _told(told)
 
     def _awaited(self) -> list[int]:
-        """The trainers that a barrier needs: before the job's first step, where it is read from
-        files, without those that have joined late and do not know the others' position.
+        """The trainers that a barrier needs.  Before the first step, when a job is read from files,
+        it does not need those that have joined late and do not know the others' position.
         """
         awaited = self._members.awaited()
         if self._stepped():

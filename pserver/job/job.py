@@ -219,7 +219,7 @@ def check_request(request: wire.JoinRequest, limits: Limits) -> None:
     for its job.
 
     Raises:
-        Refused: it speaks another one, or something in it is beyond a limit.
+        Refused: it speaks another one, or a part of its request is beyond a limit.
     """
     if request.protocol != PROTOCOL:
         raise Refused(
@@ -583,7 +583,7 @@ class Job:
 
     def loaded(self, member: Member) -> Outcome:
         """Takes the values that trainer 0 has sent (COMMIT with step 0): from now on they count.
-        Where it was preempted, the lowest-ranked other trainer sends them.
+        Where it is absent, :attr:`Membership.first` sends them.
 
         Raises:
             Refused: another trainer has sent them.
@@ -819,8 +819,8 @@ class Job:
             self._members.waits.paused()
 
     def check_loads(self, member: Member, what: str) -> None:
-        """Returns if a trainer may replace shared values: trainer 0, or the lowest-ranked one that
-        was not preempted.
+        """Returns if a trainer may replace shared values: only :attr:`Membership.first` may, which
+        is trainer 0 unless that one is absent.
 
         Raises:
             Refused: it may not.
@@ -847,7 +847,9 @@ class Job:
             self.program.decisions.silent(process, text)
 
     def _lose(self, process: Process, text: str) -> None:
-        """Handles the loss of a trainer, which is in the log.  The caller holds the job's lock."""
+        """Handles the loss of a trainer: of one whose loss is in the log; also where nothing is
+        installed, or the job has failed.  The caller holds the job's lock.
+        """
         member = self._members.fence(process, text)
         if member is None:
             return
@@ -888,7 +890,9 @@ class Job:
             self._say_empty(trainer, f"within {self.config.start_timeout_seconds:g} s")
 
     def _say_empty(self, trainer: int, when: str) -> None:
-        """Logs that a place is no longer kept.  The caller holds the job's lock."""
+        """Logs that a place is no longer kept, and looks for steps that are complete without it.
+        The caller holds the job's lock.
+        """
         text = f"no process takes trainer {trainer}'s place {when}: the job goes on without it"
         self.log.log(f"empty {trainer}", text)
         if self.program is not None:
@@ -1312,7 +1316,7 @@ class Job:
         """The trainer that holds a session; the call counts as a heartbeat.
 
         Raises:
-            Refused: no trainer holds it.
+            UnknownSession: no trainer holds it.
             TrainerLost: it was lost, and the job continues without it.
         """
         with self.condition:
@@ -1364,7 +1368,9 @@ class Job:
         return self.program
 
     def save(self, request: wire.SaveRequest) -> wire.SaveReply:
-        """Writes everything held here, atomically, below the server's data directory."""
+        """Writes everything held here, atomically, below the server's data directory or store; or
+        begins, reports or withdraws a save in the background.
+        """
         member = self.member(request.session)
         installed = self.installed()
         if request.withdraw:
@@ -1504,8 +1510,8 @@ class Job:
         self._coordination = None
 
     def _goes_on_as_it_was(self, installed: InstalledProgram) -> None:
-        """Resumes a server that has come back: it asks server 0 for the state of the log; server 0
-        has it.
+        """Resumes a server that has come back: its link asks server 0 for the state of the log;
+        server 0 itself has that from its own file.
         """
         decisions = installed.decisions
         if decisions.coordinator is not None and self.reload is not None and not self.reload.done:

@@ -25,7 +25,7 @@ class JobTrace:
 
     def __init__(self) -> None:
         self.spans = Spans()
-        self._lock = threading.Lock()  # guards the four below
+        self._lock = threading.Lock()  # guards all below
         self._run, self._number = "", 0
         self._own: list[bytes] = []  # this server's recording in parts, once it has ended
         self._left: dict[int, dict[int, bytes]] = {}  # by trainer and index: parts

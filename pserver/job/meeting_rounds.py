@@ -178,7 +178,7 @@ class MeetingRounds:
     # ---- see [Note: a coordinator that comes back] in pserver/job_log/coordinator.py ----
 
     def entries(self) -> list[list[Any]]:
-        """The entries for its replacement to :meth:`restore_entry`."""
+        """The entries for :meth:`restore_entry` of its replacement."""
         last = self._last
         processes = [astuple(each) for each in sorted(last.processes)]
         return [["gathering", last.number, last.changes, processes, list(last.texts.items())]]

@@ -10,8 +10,6 @@ into a job whose trainers live, and know these by their incarnation.
 [Note: one moment]  An observer asks for a pause, in which no step changes a value, and reads slices
 and rows while it lasts.  A pause ends when the observer ends it, or when the observer has been
 silent for the heartbeat timeout: an operator's process that dies does not stop the job for longer.
-
-No clock: time is an argument.  The caller holds the job's lock but where a method says otherwise.
 """
 
 from __future__ import annotations
@@ -69,11 +67,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LastSave:
-    """A save that was written, and what says whether all changes since are known.
+    """A save that was written, with numbers that tell whether all changes since are known.
 
     Attributes:
         saved: the save.
-        epochs: by table: how often its changes had been counted as saved, with this save.
+        epochs: by table: how often its changes had been counted as saved, this save included.
     """
 
     saved: Saved
@@ -595,6 +593,8 @@ def _rows(table: LockedTable) -> HeldRows:
 # ---- observations ----
 #
 # Observers read a job's values without joining it: ``pserver save``.
+#
+# No clock: time is an argument.  The caller holds the job's lock but where a method says otherwise.
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from pserver.membership.waits import in_words, saves_of
 
 
 class Rings:
-    """The caller holds the job's lock.
+    """The watch for rings in one job.  The caller holds the job's lock.
 
     Args:
         members: the job's trainers, with their waits.

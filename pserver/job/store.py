@@ -10,7 +10,7 @@ from pserver.job.kept_texts import KeptTexts
 
 
 class Store:
-    """The caller holds the job's lock.
+    """The agreements of one job.  The caller holds the job's lock.
 
     Args:
         texts: bounds the trainers' texts.
@@ -46,7 +46,7 @@ class Store:
     # ---- see [Note: a coordinator that comes back] in pserver/job_log/coordinator.py ----
 
     def entries(self) -> list[list[Any]]:
-        """The entries for its replacement to :meth:`restore_entry`."""
+        """The entries for :meth:`restore_entry` of its replacement."""
         return [["said", topic, text] for topic, text in self._said.items()]
 
     def restore_entry(self, kind: str, topic: str, text: str) -> None:

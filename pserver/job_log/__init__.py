@@ -11,12 +11,13 @@ In reading order::
     records      the log's records, the servers' notices, and the state that follows from them
     coordinator  appends records: a state machine, without clock and without network
     files        the files of a recorded log and of server 0's own state
-    link         one end of a link between servers, which loses no message with a stream; pure
+    link         one end of a link between servers, which loses no message with a stream
     follower     the end that dials: servers 1, 2, ...
     leader       the end that accepts: server 0
 
-``records``, ``coordinator`` and ``link`` are pure: no clock, no sockets.  ``follower`` and
-``leader`` have threads and streams.  ``pserver.membership`` acts on the records.
+``records`` and ``coordinator`` are pure: no clock, no locks, no sockets.  ``link`` has locks, and
+sends on streams that it is given; ``follower`` and ``leader`` open and accept these.
+``pserver.membership`` acts on the records.
 
 May import: ``pserver.control``, ``pserver.security``, ``pserver.storage``, ``pserver.transport``,
 the generated messages, and the files of the root.

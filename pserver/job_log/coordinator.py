@@ -100,7 +100,7 @@ class Coordinator:
         self._calls: dict[Call, set[int]] = {}  # that are not in the log, with the ready servers
         self._called: dict[Process, dict[str, int]] = {}  # by kind, the last number in the log
         self._consumed: dict[tuple[int, ProcessStep], Consumed] = {}  # by lane and staged step
-        # by lane and trainer: the last step that was decided, and by server the rows in all of them
+        # by lane and process: the last step that was decided, and by server the rows in all of them
         self._decided: list[dict[Process, int]] = [{} for _ in rounds]
         self._rows: list[dict[Process, list[int]]] = [{} for _ in rounds]
 
@@ -277,7 +277,7 @@ class Coordinator:
         return list(self._recent)[len(self._recent) - missing :]
 
     def entries(self) -> list[list[Any]]:
-        """The entries of its state, for a replacement to :meth:`restore_entry`."""
+        """The entries of its state, for :meth:`restore_entry` of its replacement."""
         standings = [self.snapshot(server) for server in range(self._servers)]
         processes = []
         for known in zip(*(each.processes for each in standings), strict=True):

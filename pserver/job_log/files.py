@@ -8,8 +8,9 @@ or whose number is not the next one, is damage, and no reader goes past it.
 the kernel has it.  So nothing waits for a disk, and a process that takes the place of this one on
 the same host reads all of it.  Where the host dies, too, the job goes back to a checkpoint.
 
-Each entry is a line of JSON, whose first element says what it is.  The last line may be torn: it
-was being written, so no other process has received it.
+In the file that server 0 writes ahead each entry is a line of JSON, a list whose first element is
+the entry's kind.  The last line may be torn: it was being written, so no other process has received
+it.  A recorded log is binary; the comment above :data:`MAGIC` draws its form.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class EntryReader:
 
     Args:
         name: of the file, for messages.
-        read: the next so many bytes; fewer at the end.
+        read: gives the next so many bytes; fewer at the end.
 
     Attributes:
         torn: the file ends within an entry.  See [Note: a torn end].

@@ -299,10 +299,10 @@ class LinkEnd:
                 stream.close()
 
     def wait_heard(self, timeout_seconds: float) -> bool:
-        """Waits until the peer has heard all messages, or the stream has broken.
+        """Waits until the peer has heard all messages, the stream has broken, or the time is over.
 
         Returns:
-            Whether it has.
+            Whether the peer has heard all.
         """
         deadline = self._clock() + timeout_seconds
         while self._is_waiting() and self._clock() < deadline:

@@ -365,7 +365,11 @@ class LogSnapshot:
 
     @classmethod
     def of(cls, data: bytes) -> LogSnapshot | None:
-        """Reads the bytes of :meth:`to_bytes`; None where they are something else."""
+        """Reads the bytes of :meth:`to_bytes`; None where they are records.
+
+        Raises:
+            ValueError: they are neither.
+        """
         found = message.Records()
         try:
             found.ParseFromString(data)

@@ -16,7 +16,7 @@ In reading order::
 The arithmetic is in ``pserver.dense`` and ``pserver.table``; this room decides when it runs.
 
 May import: ``pserver.membership``, ``pserver.job_log``, ``pserver.leases``, ``pserver.telemetry``,
-``pserver.dense``, ``pserver.table``, ``pserver.transport`` (frames and arrays), the generated
-messages, and the files of the root.  No sockets and no gRPC.  ``tables`` is imported when a program
-has tables, because it compiles their kernels.
+``pserver.dense``, ``pserver.table``, ``pserver.storage``, ``pserver.transport`` (frames and
+arrays), the generated messages, and the files of the root.  No sockets and no gRPC.  ``tables`` is
+imported when a program has tables, because it compiles their kernels.
 """

@@ -17,7 +17,7 @@ first of them: what one server refuses all refuse (``Commit.nonfinite``).
 [Note: outliers]  A wrong label, a broken file or a loss that diverges makes a gradient that is
 finite and ruins the parameters all the same.  So where a lane's ``outlier_push`` is set, a server
 compares each norm of a step with the history of the same trainer and variable, before anything of
-the step is applied, and treats the step as one with a NaN (see [Note: NaN] in judge.py):
+the step is applied, and treats the step as one with a NaN (see [Note: NaN]):
 
 - *refuse*: nothing of the step is applied, and in a sync round no trainer's step is; in diloco the
   round continues without the parameters of that trainer.

@@ -15,8 +15,8 @@ soon as it has its new value.  With several threads, workers update large steps 
 that answer trainers send the slices that are updated.  With one thread, and for small steps, the
 threads that answer update: a trainer that reads values where they are is notified of those that are
 updated, and reads them while the server goes on.  Where values travel, all are updated before the
-first is sent: taking turns was measured to cost more than it saved.  Who answers updates the rest
-also where its stream breaks.
+first is sent: taking turns was measured to cost more than it saved.  A thread that answers updates
+the rest also where its stream breaks.
 
 [Note: a record is all]  Two servers that apply the same steps in the same order hold the same bits,
 and so does one that reads them from a recorded log.  So an update reads nothing but its steps and
@@ -299,8 +299,8 @@ class LaneWaits:
         return min(steps, default=2**63)
 
     def wait_for_slowest(self, member: Member, step: int, staleness: int) -> None:
-        """Waits until no trainer is more steps behind than that; a long wait is logged with the
-        awaited trainers.
+        """Waits until no trainer is more than ``staleness`` steps behind; a long wait is logged
+        with the awaited trainers.
 
         Raises:
             PServerError: what ended the job meanwhile.
@@ -445,7 +445,7 @@ class StagedSteps:
         self._deciding: dict[int, StagedStep] = {}  # by trainer: with a record, and not applied
         self._turns: dict[int, StagedStep] = {}  # with a record, and not begun
         self._decided = self._begun = 0  # updates
-        # one that waits until another may be staged
+        # another step may be staged
         self.placed = job.waits.event()
 
     def __len__(self) -> int:
@@ -580,7 +580,7 @@ class StagedSteps:
         """Waits until ``done``, for a trainer.
 
         Args:
-            staged: what has its record is done whatever happens to its trainer.
+            staged: the step; one that has its record is done, whatever happens to its trainer.
 
         Raises:
             TrainerLost: the trainer was lost before.
@@ -658,7 +658,9 @@ class StepChecks:
         self._check_norms(who, contribution)
 
     def _check_norms(self, who: str, contribution: Contribution) -> None:
-        """Checks that a step has all of its norms, where its lane validates them."""
+        """Checks that a step has all of its norms, where its lane refuses steps, or stops, by them:
+        with "apply" they may be missing.
+        """
         if self._lane.outlier_push in ("off", "apply") or contribution.overflow:
             return
         brought = {self._updates[name].parameter for name in contribution.gradients}
@@ -919,7 +921,7 @@ class LaneExecutor:
     # ---- the job's log: see membership/decisions.py; the caller holds the job's lock ----
 
     def decided(self, steps: Sequence[ProcessStep], time: float, record: int) -> None:
-        """Takes the record of these steps, which are applied now."""
+        """Takes the record of these steps: the threads that brought them may apply them now."""
         if self.lane.kind.waits_for_all:
             contributions = self._round.decide(steps, time, record)
             if not self._staging:
@@ -1173,8 +1175,8 @@ class LaneExecutor:
     # ---- reading slices ----
 
     def read(self, member: Member, name: str, in_place: bool = False) -> torch.Tensor:
-        """A slice of this lane between two updates: the memory itself in sync mode, and for who
-        notices that it changes (``in_place``); otherwise a copy.
+        """A slice of this lane between two updates: the memory itself in sync mode, and for a
+        reader that notices when it changes (``in_place``); otherwise a copy.
         """
         if self.lane.kind.waits_for_all:
             return self.updates[name].value

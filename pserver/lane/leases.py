@@ -229,7 +229,7 @@ class JobLeases:
             return self._table.accounts
 
     def plain(self) -> dict[str, Any]:
-        """The entries for a checkpoint; the caller holds the job's lock, or steps are paused."""
+        """The table for a checkpoint; the caller holds the job's lock, or steps are paused."""
         return self._table.plain()
 
     def restore(self, plain: Mapping[str, Any]) -> None:
@@ -251,7 +251,7 @@ class JobLeases:
     # ---- see [Note: a coordinator that comes back] in pserver/job_log/coordinator.py ----
 
     def entries(self) -> list[list[Any]]:
-        """The entries of its state, for a replacement to :meth:`restore_entry`."""
+        """The entries of its state, for :meth:`restore_entry` of its replacement."""
         return [["leases", self._dealt, self._table.whole()]]
 
     def restore_entry(self, kind: str, *what: Any) -> None:
@@ -273,7 +273,9 @@ class JobLeases:
             self.write("lease", change, *arguments)
 
     def _kept(self, restored: str) -> wire.LeaseReply:
-        """Restores a checkpoint's lease table, or gives the present one for a checkpoint."""
+        """Gives the present lease table for a checkpoint; where a checkpoint's table is given,
+        restores that first.
+        """
         if restored:
             try:
                 self.restore(bounded_json.loads(restored))

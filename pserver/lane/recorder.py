@@ -36,7 +36,7 @@ class PendingEntry:
         entry: its message.
         message: the part of the message that is serialized already.
         payload: the bytes of its arrays.
-        size: of both.
+        size: the bytes by which it counts while it waits.
     """
 
     entry: Entry
@@ -56,7 +56,7 @@ class Recorder:
         most_bytes: see [Note: what a recording may cost].
 
     Attributes:
-        recording: the file's own name.
+        recording: its name, which is a part of the file's.
         path: of the file.
         entries: how many have been appended.
         failure: why nothing more is recorded; "": it is.
@@ -91,7 +91,7 @@ class Recorder:
             return not self.failure and not self._closed
 
     def append(self, kept: PendingEntry) -> None:
-        """The next entry.  Returns at once."""
+        """Adds the next entry.  Returns at once."""
         with self._condition:
             if self.failure or self._closed:
                 return

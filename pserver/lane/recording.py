@@ -23,7 +23,7 @@ from transpiler.program_pb2 import Program
 
 
 class LogRecording:
-    """One job's; it does nothing until :meth:`begin`.  Any thread may call it.
+    """The recording of one job; it does nothing until :meth:`begin`.  Any thread may call it.
 
     Attributes:
         recorder: writes it; None: nothing is recorded.
@@ -126,7 +126,8 @@ class LogRecording:
         """Records that rows have been loaded into a table.
 
         Args:
-            metadata: in place of all that it had; None: beside the other rows.
+            metadata: the table's, where the rows replace all that it had; None: they are added to
+                its other rows.
         """
         rows = LoadedRows(table=table, metadata=metadata or "", replaced=metadata is not None)
         columns = {name: torch.from_numpy(column) for name, column in chunk.items()}

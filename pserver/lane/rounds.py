@@ -62,7 +62,7 @@ class SharedBuffers:
         of_step: a mean is over the trainers of the step alone.
         variables: the memory of the slices that servers hold and never update, by name.
         locks: one for each of them.
-        first: gives the leader.
+        first: gives the trainer whose buffers count: see [Note: whose buffers].
     """
 
     def __init__(
@@ -177,7 +177,7 @@ Hparams = Mapping[int, Mapping[str, Hparam]]  # by parameter group, by name
 
 
 class RoundPhase(enum.Enum):
-    """The phase of a sync round; the module's docstring draws the transitions."""
+    """The phase of a sync round; the comment above draws the transitions."""
 
     COLLECTING = enum.auto()
     MERGING = enum.auto()
@@ -197,7 +197,7 @@ class Contribution:
         overflow: the trainer saw a gradient that is not finite.
         row_gradients: by table name; a table that the step does not touch is missing.
         assignments: its script's external writes, by slice name.
-        written: the checksums of that, by slice name, where all trainers must have written the
+        written: the checksums of these, by slice name, where all trainers must have written the
             same; and of rows that it has loaded, by table name.
         nonfinite: the step itself, where values are not finite.
         norms: how large its parts are, by variable, where the lane looks at that.
@@ -363,7 +363,7 @@ class SyncRound:
         """Drops the contribution of a lost trainer; what is decided stays.
 
         Returns:
-            Whether it had a contribution.
+            Whether it had a contribution that is not decided.
         """
         return not self.time and self.contributions.pop(trainer, None) is not None
 
@@ -387,8 +387,8 @@ class SyncRound:
         return tuple(found for each in in_order for found in each.outliers)
 
     def agree(self, variables: Mapping[str, torch.Tensor], tables: Collection[str] = ()) -> None:
-        """Finds the external writes to assign before the step: trainer 0's values, where all
-        trainers have written the same.
+        """Finds the external writes to assign before the step: the values of the lowest-ranked
+        trainer that sends them, where all trainers have written the same.
 
         A slice whose checksum is that of the server's own values counts as not written.  Rows of
         tables are on the server already.
@@ -436,7 +436,9 @@ class SyncRound:
             self.assignments[name] = first.assignments[name]
 
     def merge(self, names: Iterable[str]) -> None:
-        """Merges the gradients of these slices and tables, in the order of [Note: merge order]."""
+        """Merges the gradients of these slices and tables; see [Note: merge order] in
+        dense/update.py.
+        """
         in_order = self.counted
         for name in names if in_order else ():
             gradients = [

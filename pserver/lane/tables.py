@@ -135,7 +135,7 @@ CHUNK_ROWS = 65536  # rows of a chunk whose reader names no limit
 class LockedTable:
     """One server's part of a sparse table, safe to use from any thread.
 
-    Every method takes the table's lock for as long as it runs.
+    A method that reads or changes rows takes the table's lock for as long as it runs.
 
     Args:
         table: what the program says of the table.

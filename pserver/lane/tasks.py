@@ -161,7 +161,7 @@ class UpdateTask:
             pass
 
     def finish(self) -> None:
-        """Updates the rest, or waits for the workers that do.
+        """Updates the rest; returns at once where workers do.
 
         Raises:
             Exception: what the update raised.

@@ -36,8 +36,8 @@ as the others have taken meanwhile, so that all stripes end with one step; these
 end, too.
 
 Samples in memory are dealt out in the same way where trainers do not step together, as each has its
-own: such an epoch is ``uneven``.  Nobody gives up what it has missed then, and what is left at the
-end is divided as it comes.
+own: such an epoch is ``uneven``.  No trainer gives up what it has missed then, and what is left at
+the end is divided as it comes.
 
 [Note: the end of an epoch]  A trainer that has nothing left asks once more, and waits: while steps
 of others are not decided, their samples may come back.  The epoch is over when nothing is left to
@@ -45,5 +45,5 @@ deal, and all that is leased has been given to scripts that have taken no step s
 wait, too (``unstepped``).  Such batches count if a step behind the loop consumes them; when the
 trainer continues with another pass over the same data, or leaves, they count as skipped.
 
-It imports the standard library.
+It imports the standard library only.
 """

@@ -238,7 +238,7 @@ class EpochSegments:
         return [[segment, length] for segment, length in self.ends.items()]
 
     def restore(self, plain: list[list[int]]) -> None:
-        """The ends that :meth:`plain` gave."""
+        """Restores the ends that :meth:`plain` gave."""
         self.ends = {segment: length for segment, length in plain}
 
 
@@ -835,7 +835,7 @@ class EpochLeases:
             self._skipped += stop - start
 
     def stop(self, trainer: int, awaited: Collection[int]) -> None:
-        """Notes that a trainer leases nothing more of the epoch, which ends when no other one
+        """Notes that a trainer leases nothing more of the epoch, which ends when no awaited trainer
         does.
         """
         self.quit.add(trainer)
@@ -910,8 +910,8 @@ class EpochLeases:
 
 
 def begun_again(leases: EpochLeases) -> EpochLeases:
-    """The leases for trainers that all start again: nothing is leased, and each has as many
-    batches.  Where one was gone, their rests differ, and are divided anew.
+    """The leases for trainers that all start again: nothing is leased, and all have equally many
+    batches left.  Where one was gone, these numbers differ, and what is left is divided anew.
     """
     leases._read = True
     leases._idle.clear()

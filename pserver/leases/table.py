@@ -59,7 +59,7 @@ class LeaseTable:
     """The leases of all trainers.  One thread at a time calls it.
 
     Args:
-        trainers: the number of the job's ranks; each is awaited until it is known to be gone.
+        trainers: how many the job has; each is awaited until it is known to be gone.
 
     Example::
 

@@ -10,6 +10,6 @@ In reading order::
     decisions  this server's end of the job's log: staged and decided steps, saves, loads and
                shrinks
 
-May import: ``pserver.job_log``, ``pserver.leases``, ``pserver.telemetry``, the generated messages,
-and the files of the root.
+May import: ``pserver.job_log``, ``pserver.telemetry``, ``pserver.transport``, the generated
+messages, and the files of the root.
 """

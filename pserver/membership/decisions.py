@@ -67,10 +67,11 @@ from transpiler.plan.plan import Deployment
 # A save pauses for its cut only (server_cut.py), which it reads while steps continue.
 #
 # A call that has a place in the job's log holds the steps whose records stand behind it, until it
-# has been carried out (decisions.py).
+# has been carried out (:class:`LoggedCalls`).
 
 
-CUT_SECONDS = 600.0  # for which a load or a shrink waits for a save that is being written
+# for which a load, a shrink, or a save in the foreground waits for a save that is being written
+CUT_SECONDS = 600.0
 
 
 class Quiesce:
@@ -310,7 +311,7 @@ class LoggedCalls:
             run: does it; is given the number of the call's record.
 
         Returns:
-            What ``run`` did; None where the call was in the log before this server came back.
+            What ``run`` returned; None where the call was in the log before this server came back.
 
         Raises:
             Refused: a later call of this kind has arrived, or this one was withdrawn; or the number
@@ -518,7 +519,7 @@ class Decisions:
     Attributes:
         lanes: the lane executors, once they are made.
         calls: those that have a place in the log, once there is one for them.
-        joined: by process, the steps by lane at which it begins.
+        joined: by process, the steps by lane after which it begins.
         last: the number of the last record that took effect.
         recorded: called with each record that takes effect.
         coordinator: on server 0; None on the others.
@@ -560,8 +561,8 @@ class Decisions:
         self.recorded: Callable[[Record], None] = lambda record: None
 
     def connect(self, dial: Callable[[], Link]) -> None:
-        """Connects to the other servers by a link, which begins when a trainer joins: a server that
-        was started with its program may wait for long.
+        """Keeps the function that connects to the other servers, for :meth:`link`.  The link begins
+        when a trainer joins: a server that was started with its program may wait for long.
         """
         self._dial = dial
 
@@ -625,7 +626,7 @@ class Decisions:
         """Notes that a trainer joins this server.
 
         Args:
-            steps: by lane, at which it begins.
+            steps: by lane, the last ones before it begins.
         """
         self.link()
         if self.coordinator is not None:
@@ -753,13 +754,19 @@ class Decisions:
         return [0] if self.resumes else sorted(self.away)
 
     def came_back(self) -> None:
-        """Makes the other servers follow server 0 again, in a process that replaces another one."""
+        """Notes, on server 0, that this process replaces another one: nothing is decided until the
+        other servers follow it.
+        """
         assert self.coordinator is not None, "server 0 comes back"
         self.last = self.coordinator.last
         self.away = dict.fromkeys(range(1, self._servers))
 
     def _follows_again(self, error: PServerError) -> bool:
-        """Whether another server waits for server 0, which it has lost."""
+        """Follows server 0 again, on another server that has lost it and may wait for its return.
+
+        Returns:
+            Whether it does; False: the loss stands.
+        """
         over = self._closed or self._job.failure is not None or self._job.draining
         waits = self.awaits and self.coordinator is None and self._returned is None
         refused = self.resumes and not isinstance(error, ServerLost)  # and not lost once more

@@ -130,7 +130,8 @@ class JobState(enum.Enum):
 class Lifecycle:
     """The phase of one server's job, and what the job's threads wait for.
 
-    Every method may be called from any thread; each takes the lock itself.
+    Every method may be called from any thread; each takes the lock itself, but where it says that
+    the caller holds it.
 
     Attributes:
         waits: those of the job's threads.

@@ -343,7 +343,7 @@ class Member:
         watermarks: by lane.
         activity: its reported activity ("step 12", "saving").
         report: its report of its training.
-        waits: its waits, by place; see members.py.
+        waits: its waits, by place; see :func:`wait_until_done`.
         leaving: the lanes of which its last step has arrived; it leaves when all are applied.
         finished: it takes no further step, and waits for the others to finish.
         returns: it has left to join again, with another plan.
@@ -611,7 +611,7 @@ class Membership:
         return sorted({*self.awaited(lane), *self.reserved, *self.arriving})
 
     def expire(self, now: float) -> list[int]:
-        """Ends the time of places; see [Note: kept places].
+        """Gives up the places whose time is over; see [Note: kept places].
 
         Returns:
             Those that are kept no more.
@@ -900,8 +900,8 @@ def heartbeat_reply(
     """The answer to a trainer's heartbeat.
 
     Args:
-        failure: what has ended it.
-        members: its trainers.
+        failure: what has ended the job; None: nothing has.
+        members: the job's trainers.
         position_asked: the number of a question that this trainer is to answer.
         waits: of this trainer, those that have lasted for a while.
     """

@@ -4,8 +4,8 @@ A wait, from the thread's asking whether it is done::
 
     asks --done--------------------------------------------------> over
      |  ^
-     |  `--the event is told, all are woken, or WAKE_SECONDS--.
-     `--not yet--> STANDS ------------------------------------'
+     |  `--the event notifies, all are woken, or WAKE_SECONDS--.
+     `--not yet--> STANDS -------------------------------------'
                      `--the deadline------------------------------> over, and not done
 
 [Note: one wake for one waiter]  A server has a thread for each stream, and most of them wait: for a
@@ -139,7 +139,7 @@ class WaitTable:
 
     Example:
         >>> table = WaitTable(lambda: 0.0)
-        >>> with table.held(0, Kind.SAMPLES, "samples of pass 0", lambda: [1]):
+        >>> with table.held(0, WaitKind.SAMPLES, "samples of pass 0", lambda: [1]):
         ...     print(*table.waits())
         trainer 0 waits at samples of pass 0 for trainer 1
     """
@@ -293,8 +293,8 @@ def rings(waits: Iterable[Wait]) -> list[list[Wait]]:
     through others.
 
     Example:
-        >>> one = Wait(0, Kind.SAMPLES, "samples of pass 0", 1, 0.0, frozenset({1}))
-        >>> other = Wait(1, Kind.BARRIER, "barrier 'x'", 2, 0.0, frozenset({0, 2}))
+        >>> one = Wait(0, WaitKind.SAMPLES, "samples of pass 0", 1, 0.0, frozenset({1}))
+        >>> other = Wait(1, WaitKind.BARRIER, "barrier 'x'", 2, 0.0, frozenset({0, 2}))
         >>> [[wait.number for wait in ring] for ring in rings([one, other])]
         [[1, 2]]
         >>> rings([one])
@@ -374,7 +374,7 @@ def in_words(ring: Iterable[Wait]) -> str:
 # ---- waits ----
 
 
-WAKE_SECONDS = 1.0  # after which a thread that stands asks again, whatever it has been told
+WAKE_SECONDS = 1.0  # after which a thread that stands asks again, notified or not
 ALL = 2**31  # threads
 
 log = logging.getLogger(__name__)

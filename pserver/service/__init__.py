@@ -13,7 +13,8 @@ In reading order::
 Here frames become calls of :class:`pserver.job.job.Job` and its parts, and what these return
 becomes frames.  No arithmetic.
 
-May import: ``pserver.job``, ``pserver.dense``, ``pserver.table``, ``pserver.transport``,
-``pserver.control``, ``pserver.telemetry``, and the files of the root.  Only
-``pserver/__main__.py``, scripts whose role is PSERVER, and tests import this room.
+May import: ``pserver.job``, ``pserver.lane``, ``pserver.membership``, ``pserver.job_log``,
+``pserver.dense``, ``pserver.table``, ``pserver.transport``, ``pserver.control``,
+``pserver.security``, ``pserver.telemetry``, the generated messages, and the files of the root.
+Only ``pserver/__main__.py``, scripts whose role is PSERVER, and tests import this room.
 """

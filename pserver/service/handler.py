@@ -95,8 +95,8 @@ class DrainingStreams:
 
 
 class _WatchedStream:
-    """A stream that knows whether it waits for its peer (``idle``), and notifies ``known`` of
-    changes.
+    """A stream that knows whether it waits for its peer (``idle``), and calls ``known`` once its
+    peer is admitted.
     """
 
     def __init__(self, stream: Stream, condition: Condition, known: Callable[[], object]) -> None:
@@ -140,8 +140,8 @@ def handle(stream: Stream, job: Job, working: WorkingStreams, guard: Guard = OPE
     """Serves one stream until its BYE.  Sends every error to the peer and logs it; raises none.
 
     Args:
-        working: notified while a request is being worked on.
-        guard: the admission of callers.
+        working: learns when a request is being worked on.
+        guard: admits callers.
     """
     who = ""
     stream = numbered = SequencedStream(stream, job.traffic)

@@ -172,8 +172,8 @@ class Server:
             print(server.endpoint)  # 127.0.0.1:40123
 
     Args:
-        config: see :class:`~pserver.config.ServerConfig`.  Only :func:`serve` acts on ``once`` and
-            ``threads``.
+        config: see :class:`~pserver.config.ServerConfig`.  Only :func:`serve` and
+            :func:`serve_job` end after the first job (``once``), and set ``threads``.
         program: a pserver program whose storage holds its values, so that the server does not wait
             for trainer 0.  None: the server reads ``config.program``, or trainer 0 installs one.
 

@@ -1,7 +1,7 @@
 """The server's end of the stream that reads and loads rows: lookups, chunks for a save, chunks from
 a load.
 
-Only a load changes anything.  So any other request that arrives again is answered again, and a load
+Only a load changes rows.  So any other request that arrives again is answered again, and a load
 that arrives again counts once.
 """
 
@@ -203,8 +203,8 @@ class TableService:
                 installed.load_rows(name, {key: array.numpy() for key, array in chunk.items()})
 
     def _check_loader(self, header: Frame, chunks: Mapping[str, Collection[str]]) -> None:
-        """Returns if this trainer may load: the leader anything; others values of rows, into tables
-        whose steps wait for no other trainer.
+        """Returns if this trainer may load: :attr:`Membership.first` anything; others values of
+        rows, into tables whose steps wait for no other trainer.
         """
         values = all(
             set(keys) == {"ids", "values"} and self._table(name).any_trainer_loads

@@ -72,7 +72,7 @@ from transpiler.formats.messages import hparams_from_proto
 # ---- gradient assembler ----
 #
 # Assembles the gradients of one step from the parts that arrive over one stream, compressed or not.
-#  Pure bookkeeping.
+# Pure bookkeeping.
 #
 # Buffers are kept from step to step, so that their pages stay mapped.  A stream that is opened
 # again has buffers of its own.  Where the stream can, large buffers are shared with the trainer,
@@ -481,7 +481,7 @@ class TensorService:
             self._working.works(self._stream)
 
     def _land(self, header: Frame, payload_bytes: int) -> list[memoryview] | None:
-        """Gives the memory in which gradients are merged."""
+        """The memory from which gradients are merged, for a frame's payload; None: any memory."""
         if self._times.spans.on:
             self._times.got(header)
         if header.kind != Kind.GRADIENT or self._gradients is None:
