@@ -124,7 +124,7 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     security/        rights of callers: roles, secrets, certificates
     table/           sparse tables: rows by id; pure but for the disk tier
     config limits errors finite onlookers side_business undone half_open running_clock polling
-    own_packages side_business, and the generated messages
+    own_packages, and the generated messages
 
 ``client`` imports no room of the server (service, job, lane, dense), and these do not import
 ``client``.

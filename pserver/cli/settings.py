@@ -207,7 +207,7 @@ def exit_status_help(command: str) -> str:
     """The sentence about exit statuses in a command's help; backticks are the page's.
 
     Example:
-        >>> print(said("drain"))
+        >>> print(exit_status_help("drain"))
         exit status: 0: every server drains; 1: a server does not answer, or refuses; 2: wrong usage
     """
     rows = []

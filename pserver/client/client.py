@@ -5,8 +5,8 @@ This room is the only owner of the protocol on a trainer's side: its interface c
 names, hyper-parameters, steps and :class:`~pserver.client.replies.Reply`, and no message leaves it.
 The calls, in their order::
 
-    join() -> Joined             opens a channel for each lane, and one for tables
-    install(program)             trainer 0, where Joined.install says so; then:
+    join() -> Admission          opens a channel for each lane, and one for tables
+    install(program)             trainer 0, where Admission.install says so; then:
         tables.load(rows)        the rows that tables begin with
         channels[0].load(values) last: every slice and state; from here on the server serves
     channels[0].pull([])         the job's values

@@ -325,7 +325,7 @@ class RetryingStream:
             self._end_request()
 
     def _end_request(self) -> None:
-        """Fails all unanswered requests.  The caller holds the lock."""
+        """Fails the unanswered parts of the present request.  The caller holds the lock."""
         closed = Unreachable(f"{self._name}: this trainer has closed the connection")
         self._awaited.fail(self.failure or closed)
 

@@ -224,11 +224,11 @@ class ControlClient:
         return self._call("Position", request, wire.PositionReply, timeout, meanwhile=meanwhile)
 
     def save(self, request: wire.SaveRequest, timeout: float = FILE_SECONDS) -> wire.SaveReply:
-        """Has the server write its values to its disk."""
+        """Makes the server write its values to its directory or store."""
         return self._call("Save", request, wire.SaveReply, timeout)
 
     def load(self, request: wire.LoadRequest, timeout: float = FILE_SECONDS) -> wire.LoadReply:
-        """Has the server read its values from its disk."""
+        """Makes the server read its values from its directory or store."""
         return self._call("Load", request, wire.LoadReply, timeout)
 
     def shrink(
@@ -348,7 +348,7 @@ class ControlClient:
         self, channel: grpc.Channel, name: str, said: bytes, timeout: float
     ) -> tokens.Metadata:
         """The metadata of a call.  The server has proved itself by then; before that it receives
-        only a random number.
+        only a random number, and the role of the client's key.
 
         Raises:
             NotAllowed: it is no server of this job.

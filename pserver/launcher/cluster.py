@@ -130,7 +130,7 @@ class Cluster:
         straggler_factor: as ``pserver serve`` has it; None: its own choice.
         record_log: where servers record the job's log; None: nowhere.
         log_dir: the directory of ``server-0.log``, ``trainer-0.log``, ..., which are overwritten;
-            see cluster.py.
+            for other logs there see :func:`set_aside`.
         devices: the GPUs of this host's trainers, one each; None: all that there are.
 
     Raises:

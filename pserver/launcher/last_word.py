@@ -16,10 +16,10 @@ With ``--ask SECONDS`` it also asks whether the job continues, and prints one li
 
     {"took_part": true, "done": false, "goes_on": null, "reason": "..."}
 
-``took_part``: no server had seen them leave; ``done``: every server had, or they take no further
-step; ``goes_on``: every server serves the job without them, or reports that it is done.  A server
-that does not answer has not refused: it is asked again, until that time is over.  Unknown values
-are null.
+``took_part``: every server knew them as members, and not every one had seen them leave; ``done``:
+every server had, or knew that they take no further step; ``goes_on``: every server serves the job
+without them, or reports that it is done.  A server that does not answer has not refused: it is
+asked again, until that time is over.  Unknown values are null.
 """
 
 from __future__ import annotations
@@ -125,8 +125,9 @@ class EndAnswers:
     """The servers' answers about trainers that have ended.
 
     Attributes:
-        took_part: no server had seen them leave; None: not known.
-        done: every server had; None: not known.
+        took_part: every server knew them as members, and not every one had seen all of them leave;
+            None: not known.
+        done: every server had, or knew that they take no further step; None: not known.
         goes_on: every server continues without them, or its job is done; None: not known.
         reason: why it does not.
     """

@@ -108,7 +108,7 @@ class Feed:
         self._view: tuple[DataProgress | None, float | None, Mapping[str, float]] = (None, None, {})
 
     def update(self, servers: Sequence[Server], now: float) -> None:
-        """The present states of all servers.
+        """Takes the present states of all servers.
 
         Args:
             servers: by number.

@@ -178,8 +178,9 @@ _TRACE = "Traceback (most recent call last):"
 _TOLD = re.compile(
     r"^(pserver\.errors\.(JobFailed|TrainerLost|ServerLost|Draining): |pserver: the job failed: )"
 )
-# a line of a trainer that has left its job because its host takes it away
+# in such a line of a trainer: its job has lost it, and continues
 _DROPPED = re.compile(r"TrainerLost: .*(goes on|gone on, or ended,) without it")
+# a line of a trainer that has left its job because its host takes it away
 _PREEMPTED = re.compile(r"^pserver: trainer \d+ was preempted after step (\d+)$")
 _GUARD = """
 import os, signal, sys

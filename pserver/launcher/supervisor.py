@@ -44,7 +44,7 @@ class EndAnswer:
     """The servers' answers about a trainer that has ended; None: not known.
 
     Attributes:
-        took_part: no server had seen it leave.
+        took_part: every server knew it as a member, and not every one had seen it leave.
         done: every server had, or knew that it takes no further step.
         goes_on: every server serves the job without it, or reports that the job is done.
     """
@@ -183,9 +183,9 @@ class RestartPolicy:
 
     Example:
         >>> policy = RestartPolicy(most=1, whole=True)
-        >>> policy.after(Ended(trainer=1, lived_seconds=90.0, goes_on=True))
+        >>> policy.after(FailedProcess(trainer=1, lived_seconds=90.0, goes_on=True))
         <Next.ALONE: 'it is started again, and the others go on'>
-        >>> policy.after(Ended(trainer=None, lived_seconds=95.0))
+        >>> policy.after(FailedProcess(trainer=None, lived_seconds=95.0))
         <Next.FAIL: 'the job has failed'>
     """
 

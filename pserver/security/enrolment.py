@@ -141,7 +141,7 @@ class Enrolment:
         raise TimedOut(f"no host used the code within {seconds:g} s; it is no longer valid")
 
     def _has_counted(self) -> bool:
-        """Whether the host has its keys; from then on the code is not valid any more."""
+        """Ends the validity of the code; returns whether the host has got its keys by then."""
         with self._once:
             counted = self._done.is_set()
             self._done.set()

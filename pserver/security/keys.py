@@ -589,7 +589,7 @@ class Keys:
         keys = Keys("keys/a", ("trainer",))
 
     Args:
-        directory: the folder of one host, or the operator's: see ``keys.py``.
+        directory: the folder of one host, or the operator's: see :class:`KeyFolder`.
         roles: this process's; the first one that has a key there counts.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The place of a caller's path, of its kind."""
+"""The place of a caller's path: a directory on this machine, or a prefix behind a URL."""
 
 from __future__ import annotations
 

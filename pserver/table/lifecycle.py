@@ -238,7 +238,7 @@ class RowLifecycle:
     Args:
         table: the table's description in the plan.
         rows: the table's.
-        updater: by its rules new rows begin.
+        updater: its rules give the states with which new rows begin.
         share: the largest number of rows here; None: any number.
 
     Attributes:

@@ -145,7 +145,7 @@ def start_rows(
     seed: np.uint64,
     initial: Initial,
 ) -> None:
-    """Writes new records: initial values, followed by those of ``template``.
+    """Writes new records: initial values, and in the columns behind them those of ``template``.
 
     Args:
         rows: the memory of the rows' records, [slots, columns].

@@ -36,7 +36,7 @@ A peer that vanished is ``Unreachable`` where a transport can detect it, otherwi
 [Note: a loss shows]  A transport delivers frames in order, or breaks; this layer does not trust
 that.  Both ends number the frames that they send.  The receiving end ignores a number that it has
 seen.  A gap in the numbers breaks the stream, and the connecting end sends its request again
-(:mod:`pserver.client.channel`).  A lost last frame leaves no gap.  A waiting trainer therefore
+(:mod:`pserver.client.stream`).  A lost last frame leaves no gap.  A waiting trainer therefore
 sends PROBE, which the server answers with PROBE; the next frame that arrives reveals the gap.  A
 frame that is slow arrives before the PROBE behind it, so slowness is never taken for a loss.
 """
@@ -379,7 +379,7 @@ def greet(stream: Stream, hello: Hello, access: Access, endpoint: str, timeout: 
     """Says HELLO on a new stream.
 
     With a key the server proves first that it has it too: until then it receives only a random
-    number.
+    number, and the key's role.
 
     Args:
         hello: session, lane and number of the stream.

@@ -10,7 +10,7 @@ a link is faster than what one connection gets of it.
     MAGIC, index 0          ---------------------> the first connection of a stream
                             <--------------------- WELCOME, how many, checked or not, a key
     MAGIC, index, key       ---------------------> each further one
-    frames                  <--------------------> frames: see tcp.py
+    frames                  <--------------------> frames: see "frame socket" below
 
 [Note: one way under TLS]  Python's ssl can't send on a connection while another thread receives on
 it.  So there, frames to the server take the connections of even indices, and frames to the trainer

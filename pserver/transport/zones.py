@@ -23,7 +23,7 @@ then the server sends a copy.  So no reader waits for a writer that has been kil
 several frames is of one count.
 
 The counts need no lock where each core sees another core's writes in their order (x86); Python has
-no name for the instructions that others need (``segment.IN_ORDER``), so on others, where values
+no name for the instructions that others need (``memory.IN_ORDER``), so on others, where values
 change beside their readers, copies travel.
 """
 
@@ -160,7 +160,7 @@ class UnmappedZones:
     """Zones of a segment that this end cannot map: gradients travel, and values are missed."""
 
     def claim(self, header: Frame, payload: Sequence[memoryview], size: int) -> bool:
-        """False: nothing lies in the segment."""
+        """False: a payload of this end travels, as the segment is not mapped."""
         return False
 
     def receive(self, header: Frame, size: int, land: Land | None) -> memoryview:

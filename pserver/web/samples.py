@@ -226,7 +226,7 @@ class FeedEvent:
 
 
 class EventFeed:
-    """The last of them, in the order in which the watcher has learned of them.
+    """The last events, in the order in which the watcher has learned of them.
 
     Attributes:
         saved_at: when the last checkpoint was written; None: none is known.

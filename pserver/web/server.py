@@ -331,9 +331,9 @@ class PageServer:
 
     Args:
         host, port: where it listens; port 0 is any free one.
-        page: gives the changes after a tick: see :meth:`pserver.web.server.JobView.page`.
+        page: gives the changes after a tick: see :meth:`pserver.web.job_view.JobView.page`.
         logs: that the page may show.
-        acts: made with this server's visitors; that it offers.
+        acts: that the page offers.
         context: for TLS; None: plain HTTP.
 
     Attributes:
