@@ -105,10 +105,11 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     __main__         the commands
     ray/             pserver.ray.run: a job on the nodes of a Ray cluster
     service/         the server's process, and its end of every stream
-    client/          the trainer's end: control calls, streams, heartbeat
     web/             pserver web: one page that shows a job
     operations/      pserver save, reset, drain, replay, keys
+    client/          the trainer's end: control calls, streams, heartbeat
     launcher/        pserver launch, plan, status, manifest
+    cli/             flags and settings
     job/             everything that trainers share on one server; locks
     lane/            the steps of one lane, from COMMIT to the new value
     membership/      the trainers of a job, their waits, the decisions of its log
@@ -117,12 +118,11 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     dense/           slices: merge, compression, optimizer blocks; pure
     control/         control calls over gRPC: service and client
     transport/       frames over TCP, gRPC, shared memory
+    table/           sparse tables: rows by id; pure but for the disk tier
     checkpoint/      tensors and tables in a directory or behind a URL
     storage/         places for files, on disks and behind URLs; one writer at a time
     telemetry/       metrics, traces, log lines, memory of a process
-    cli/             flags and settings
     security/        rights of callers: roles, secrets, certificates
-    table/           sparse tables: rows by id; pure but for the disk tier
     config limits errors finite onlookers side_business undone half_open running_clock polling
     own_packages, and the generated messages
 

@@ -5,7 +5,7 @@
     PServerError
     |-- Unreachable            a server does not answer
     |-- Lost                   a peer of a running job sent no heartbeat for the heartbeat timeout,
-    |   |                      or is going
+    |   |                      or is shutting down
     |   |-- ServerLost
     |   |   `-- Draining       the server is shutting down
     |   `-- TrainerLost

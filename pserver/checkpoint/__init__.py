@@ -7,5 +7,6 @@ In reading order::
 
 Servers (``pserver.job.job_files``) and trainers (``trainer.checkpoint``) use it.
 
-May import: ``pserver.storage``, torch, numpy, safetensors and the standard library.
+May import: ``pserver.storage``, ``transpiler.files``, torch, numpy, safetensors and the standard
+library.
 """

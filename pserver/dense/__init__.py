@@ -13,5 +13,6 @@ The files, in reading order::
     slices       the slices of one server with their states; a copy of all, as of one moment
 
 This room is pure: no thread, lock, socket, clock or environment.  It imports torch, ``transpiler``,
-``pserver.errors``, and of ``pserver.transport`` the codec's names of dtypes.
+``pserver.errors``, and of ``pserver.transport`` the names of dtypes, the norm of a gradient and
+memory that trainers of this host can read.
 """

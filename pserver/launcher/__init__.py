@@ -24,8 +24,8 @@ In reading order::
 
 May import: ``pserver.config``, ``pserver.security``, ``pserver.transport.endpoint``,
 ``pserver.control`` (only ``status``, ``watch``, ``last_word``, ``free_place`` and ``lost_server``,
-which therefore import gRPC and torch), ``pserver.checkpoint``, ``pserver.storage`` and
-``pserver.job_log`` (only ``lost_server``), ``pserver.telemetry`` (only ``memory``),
-``pserver.errors`` and the generated messages.  It starts servers and trainers as processes, and
-imports neither.
+which therefore import gRPC and torch), ``pserver.transport.grpc_security`` (only ``readiness``),
+``pserver.checkpoint``, ``pserver.storage`` and ``pserver.job_log`` (only ``lost_server``),
+``pserver.telemetry`` (only ``memory``), ``transpiler.files``, the files of the root and the
+generated messages.  It starts servers and trainers as processes, and imports neither.
 """

@@ -7,7 +7,8 @@ In reading order::
     keys          ``pserver keys``: the keys of a cluster
     page_actions  save and drain, as ``pserver web`` offers them
 
-May import: ``pserver.client``, ``pserver.checkpoint``, ``pserver.control``, ``pserver.security``,
-``pserver.job`` and ``pserver.job_log`` for a replay, and the files of the root.  Only
+May import: ``pserver.client``, ``pserver.checkpoint``, ``pserver.control``, ``pserver.dense``,
+``pserver.security``, ``pserver.storage``, ``pserver.table``, for a replay also ``pserver.job``,
+``pserver.job_log``, ``pserver.lane`` and ``pserver.membership``, and the files of the root.  Only
 ``pserver/__main__.py`` and the checker of ``trainer`` import this room.
 """

@@ -687,8 +687,8 @@ def _last(log: RecordedLog, until: int | None, begin: StartingPoint | None) -> i
     """The last record whose steps are applied.
 
     Raises:
-        Damaged: an entry before it is.
-        Refused: the log does not go so far, or does not go back so far.
+        Refused: an entry before it is damaged; or the log does not go so far, or does not go back
+            so far.
     """
     last = log.until if until is None else until
     for index, chain in enumerate(log.chains):

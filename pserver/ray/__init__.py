@@ -23,8 +23,8 @@ to servers, as in every job, and the object store stays empty.
 
 Nothing here imports Ray before ``run`` is called.
 
-May import: ``pserver.config``, ``pserver.errors``, ``pserver.launcher``, ``pserver.polling``,
-``pserver.security``, and ``pserver.transport.endpoint``.
+May import: ``pserver.launcher``, ``pserver.security``, ``pserver.transport.endpoint``, and the
+files of the root.
 """
 
 from __future__ import annotations

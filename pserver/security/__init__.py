@@ -7,5 +7,5 @@ In reading order::
     keys       the keys of a process and an authority's certificates; connections with them
     enrolment  keys for a new host
 
-May import: ``pserver.config``, ``pserver.errors``.
+May import: ``pserver.config``, ``pserver.errors``, ``pserver.polling``, ``transpiler.files``.
 """

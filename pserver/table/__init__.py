@@ -24,7 +24,8 @@ The files, in reading order::
     tiered      a table whose rows are partly on disk
 
 This room is pure: no thread, lock, socket, clock or environment; times and steps are arguments.
-Only ``tiered`` has files, locks on them, and RocksDB.  It imports numpy, numba, torch, xxhash
-and ``transpiler``, and no other room of ``pserver``.  Importing this package, ``gradient`` or
-``string_ids`` does not import numba.
+Only ``tiered`` has files, locks on them, and RocksDB.  It imports numpy, numba, torch, xxhash and
+``transpiler``; of ``pserver`` the files ``finite`` and ``undone`` of the root and, in ``tiered``
+only, ``storage.plain_file``.  Importing this package, ``gradient`` or ``string_ids`` does not
+import numba.
 """

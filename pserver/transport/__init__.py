@@ -18,6 +18,7 @@ In reading order::
     registry       all transports by name, and the choice among them
     endpoint       HOST:PORT as the operating system sees it
 
-May import: ``pserver.errors``, ``pserver.limits``, ``pserver.telemetry.logs``,
-``pserver.security``, ``pserver.table.gradient``, the generated messages, ``transpiler``.
+May import: ``pserver.config``, ``pserver.errors``, ``pserver.half_open``, ``pserver.limits``,
+``pserver.telemetry.logs``, ``pserver.security``, ``pserver.table.gradient``, the generated
+messages, ``transpiler``.
 """

@@ -16,7 +16,6 @@ as a cookie that no script and no other site can use.  A name that an attacker's
 to this host is refused by the Host header.  An act needs more: the process must hold an operator's
 key, and the request a second token, which only the page itself receives.
 
-May import: ``pserver.launcher`` (the question to a server), ``pserver.control``,
-``pserver.security``, the generated messages and the files of the root.  Only
-``pserver/__main__.py`` imports this room.
+May import: ``pserver.control``, ``pserver.security``, ``pserver.telemetry.logs``, the generated
+messages and the files of the root.  Only ``pserver/__main__.py`` imports this room.
 """
