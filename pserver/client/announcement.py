@@ -14,7 +14,7 @@ from pserver.running_clock import RUNNING
 from pserver.security.access import OPEN, Access
 from pserver.wire_pb2 import AnnounceRequest
 
-FIRST_SECONDS = 1.0  # between two announcements, until a server has told its heartbeat timeout
+FIRST_SECONDS = 1.0  # between two announcements, until a server has given its heartbeat timeout
 CALL_SECONDS = 1.0
 
 

@@ -71,7 +71,7 @@ class ControlClient:
         access: what is proved to the server, and asked of it, with each call.
 
     Attributes:
-        clock: the server's, as heartbeats and traces have heard it.
+        clock: the offset of the server's clock, as heartbeats and traces measure it.
     """
 
     def __init__(
@@ -263,8 +263,8 @@ class ControlClient:
         return self._call("Reset", request or wire.ResetRequest(), wire.ResetReply, timeout)
 
     def trace(self, request: wire.TraceRequest, timeout: float | None = None) -> wire.TraceReply:
-        """Begins or ends a trace on the server, leaves spans there or reads them; its clock is
-        heard.
+        """Begins or ends a trace on the server, leaves spans there or reads them; measures its
+        clock.
         """
         return self._call("Trace", request, wire.TraceReply, timeout)
 
