@@ -514,7 +514,8 @@ def stop_worker() -> None:
 
 
 def init_server() -> None:
-    """Checks that this process is a server; the trainers install it.
+    """Checks that this process is a server: nothing else is left to do, as the trainers send it
+    the plan.
 
     Raises:
         RuntimeError: the process is a trainer.

@@ -8,6 +8,6 @@ In reading order::
     checkpoint_folder  the automatic checkpoints of a job: which are kept, which are removed
     export             a trained model as one file that torch alone can read
 
-``pserver/checkpoint`` owns the files' format.  This room imports ``communicator``
-and ``embedding``.
+``pserver/checkpoint`` owns the files' format.  This room imports ``communicator``, ``embedding``,
+``senders`` and the root's ``serving``.
 """

@@ -15,8 +15,8 @@ factor of each row.
 
 A table whose ids are strings' has ``NAME.hash``, uint8 [m], JSON in ASCII: the hash, and the
 modulus of the ids.  The module's own entries in a state_dict (its proxy parameter, its padding's
-row, rows of its own) are in neither.  trainer/serving.py looks rows up in both.  Rows are gathered
-in files beside the target, so that no table has to fit into memory.
+row, rows of its own) are in neither form of the file.  trainer/serving.py looks rows up in both
+forms.  Rows are gathered in files beside the target, so that no table has to fit into memory.
 """
 
 from __future__ import annotations

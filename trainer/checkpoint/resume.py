@@ -48,7 +48,7 @@ class JobBarriers(Protocol):
     """The barriers of a job's trainers."""
 
     def barrier(self, name: str, text: str = "") -> dict[int, str]:
-        """Waits for every trainer that has not left; returns the text of each."""
+        """Waits for every trainer that has not left; returns their texts, by trainer."""
 
 
 class JointPart:

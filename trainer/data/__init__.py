@@ -10,6 +10,6 @@ In reading order::
     data_feed_desc  the original's description of slots
     datasets        the datasets: settings, files, passes, shuffles
 
-Imports ``environment`` and ``collective``.  A script uses ``trainer/job/datasets.py``, by the names
+Imports ``collective``.  A script uses ``trainer/job/datasets.py``, by the names
 ``fleet.InMemoryDataset`` and ``fleet.QueueDataset``.
 """

@@ -10,7 +10,7 @@ In reading order::
     rows            a cache of pulled rows, and the protocol of row sources
     local_rows      rows of this process
     joined_lookups  the lookups of one forward in one request
-    state_dict      rows of this process in a state_dict, and served_rows: those of servers
+    state_dict      the rows of a table in a state_dict, those of this process or of servers
     conversion      the replacement of torch's own embeddings
 
 The room imports no other room of ``trainer``.

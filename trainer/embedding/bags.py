@@ -47,16 +47,16 @@ class Bags:
 def bags_of(
     whose: str, ids: Tensor, offsets: Tensor | None, weights: Tensor | None, last: bool = False
 ) -> Bags:
-    """Checks a user's bags.
+    """A user's bags, checked.
 
     Args:
         whose: the table, for the message of an error.
         ids: int64 [bags, size] without offsets, or [n] with them.
         weights: of ids' shape.
-        last: the last offset is no bag's begin, but the end of the last one.
+        last: whether the last offset is the end of the last bag, not the beginning of one.
 
     Raises:
-        TypeError: offsets are no whole numbers, or weights no floats.
+        TypeError: offsets are not whole numbers, or weights are not floats.
         ValueError: shapes do not fit, or offsets do not begin with 0, go down, or go beyond the
             ids.
     """

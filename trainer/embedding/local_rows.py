@@ -91,7 +91,7 @@ class LocalRows:
         """Takes one step; the gradient is consumed."""
         self._follow(rules)
         rows = gradient.rows
-        if self._travels != self.dtype:  # so that training with servers has the same result
+        if self._travels != self.dtype:  # so that one trainer with servers gets the same
             rows = rows.to(self._travels).to(self.dtype)
         statistics = None if gradient.statistics is None else gradient.statistics.numpy()
         hparams = [rule.hparams for _, _, rule in rules]

@@ -112,8 +112,8 @@ def load_rows(holder: RowHolder, given: Mapping[str, Tensor], prefix: str) -> li
 
 
 def take_moved_rows(module: Any, state_dict: dict[str, Any], prefix: str, *told: Any) -> None:
-    """Makes rows the weight, before a torch embedding loads a state: where the embedding is an
-    earlier copy of one whose rows have moved, and the state is of the moved one.
+    """Puts the rows of a state into its ``weight``, before a torch embedding loads it: where the
+    embedding is an earlier copy of one whose rows have moved, and the state is of the moved one.
     """
     given, _ = split_rows(state_dict, prefix)
     if state_dict.pop(f"{prefix}proxy", None) is None and not given:

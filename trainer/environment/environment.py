@@ -200,7 +200,8 @@ class Connection:
         """Checks that there is no grace period.
 
         Args:
-            why: a trainer cannot leave this job before its end, as the end of a sentence.
+            why: the reason why a trainer cannot leave this job before its end, as the end of a
+                sentence.
 
         Raises:
             ValueError: there is one.

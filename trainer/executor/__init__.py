@@ -11,6 +11,6 @@ In reading order::
     program_training    a program's training state, and its checkpoints
     values              values of variables by name, in files and as bytes
 
-This room imports ``communicator``, ``collective``, ``embedding``, ``gradients`` and ``checkpoint``;
-``trainer``'s root imports it.
+This room imports ``environment``, ``collective``, ``compat``, ``embedding``, ``gradients``,
+``modules``, ``senders``, ``communicator`` and ``checkpoint``; ``trainer``'s root imports it.
 """

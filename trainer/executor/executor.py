@@ -358,9 +358,10 @@ class Executor:
 
         Raises:
             OSError: the directory cannot be written, or another job writes there (InUse).
-            ValueError: the program was loaded and has tables or is a trainer's, or trainers give
-                different paths; the directory has other files, and no checkpoint; or a server's
-                program has no values, or is given a scheduler.
+            ValueError: the program was loaded and has tables or is a trainer's, or its optimizer's
+                state is divided over the trainers, or trainers give different paths; the directory
+                has other files, and no checkpoint; or a server's program has no values, or is given
+                a scheduler.
 
         ::
 

@@ -311,6 +311,7 @@ def serve(program: Program, values: ServerValues) -> None:
         values: of the servers of this process.
 
     Raises:
+        ValueError: it is no pserver program, or there are no values for it.
         PServerError: the job has failed; this is the cause.
         SystemExit: SIGTERM or SIGINT arrived before the job was done, with status 143 or 130.
     """
@@ -447,7 +448,8 @@ class PServerRuntime:
             self.communicator.refresh()
 
     def end_step(self) -> None:
-        """Counts the end of a step; leaves the job after SIGTERM, where there is a grace period.
+        """Notes that the Executor has counted a step; leaves the job after SIGTERM, if there is a
+        grace period.
 
         Raises:
             SystemExit: it has left.

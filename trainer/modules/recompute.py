@@ -86,7 +86,9 @@ class Recomputed:
 
 
 def to_host(tensor: Tensor) -> tuple[torch.device, Tensor]:
-    """The device of an activation, and a copy in main memory, pinned if the device is a GPU."""
+    """The device of an activation, and the activation in main memory: a copy, pinned if the device
+    is a GPU, or itself if it is there already.
+    """
     if tensor.device.type == "cpu":
         return tensor.device, tensor
     held = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)

@@ -17,8 +17,9 @@ of all parameters do until they are averaged.
 [Note: who is in which batch norm]  Trainers make these sums in the same order.  If one of them has
 called a model once more than another, the sums of two layers would mix.  So every sum begins with
 the number of its layer and direction, and its square: where the numbers differ, the squares reveal
-it, and all trainers in the sum raise.  For that all vectors of a job are of one length.  Where the
-other trainer is in no batch norm at all, but waits elsewhere, a deadline ends the wait.
+it, and all trainers in the sum raise.  For that all vectors of a job are of one length.  Sums on a
+GPU are not compared: reading them would wait for its whole stream.  Where the other trainer is in
+no batch norm at all, but waits elsewhere, a deadline ends the wait.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Sums:
         """The sum of a vector of float64.  See [Note: who is in which batch norm].
 
         Raises:
-            JobFailed: another trainer is in another layer.
+            JobFailed: another trainer is in another layer; not on a GPU.
             TimedOut: it does not arrive.
             PServerError: another trainer was lost.
         """
@@ -100,7 +101,7 @@ class SyncBatchNorm(_BatchNorm):
 
         Raises:
             ValueError: a channel has one value over all trainers.
-            PServerError: another trainer was lost, or is in another layer.
+            PServerError: another trainer was lost, or is in another layer (not on a GPU).
         """
         if self.sums is None or not self.training:
             return super().forward(input)

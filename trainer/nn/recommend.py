@@ -176,7 +176,7 @@ class DataNorm(nn.Module):
         num_features: of the input.
         epsilon, summary_decay_rate: as of the function.
         batch_size_default, batch_sum_default, batch_square_sum_default: the initial sums; the
-            greater they are, the longer batches have little weight.
+            greater they are, the longer the first batches have little weight.
 
     Attributes:
         batch_size, batch_sum, batch_square_sum: float64 [num_features]; float32 could not represent

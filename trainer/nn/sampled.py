@@ -688,9 +688,9 @@ class SampledSoftmax(nn.Module):
     that are numbered by falling frequency, or "uniform"), or they are the true classes of the rest
     of the batch ("in_batch", for two-tower models).  With ``logq`` the logarithm of a class's
     expected count among the samples is subtracted from its logit, true or drawn, so that the module
-    learns the softmax over all classes, whichever classes the sampler prefers.  With "in_batch" the
-    frequencies of classes are counted in a second table, on servers if there are any: see
-    :class:`~trainer.nn.sampled.StreamingFrequency`.
+    learns the softmax over all classes, whichever classes the sampler prefers.  With "in_batch" and
+    ``logq`` the frequencies of classes are counted in a second table, on servers if there are any:
+    see :class:`~trainer.nn.sampled.StreamingFrequency`.
 
     Jean, Cho, Memisevic, Bengio: On Using Very Large Target Vocabulary for Neural Machine
     Translation, ACL 2015; Yi et al.: Sampling-Bias-Corrected Neural Modeling for Large Corpus Item

@@ -276,7 +276,7 @@ def sequence_expand_as(x: Tensor, y: Ragged) -> Ragged:
         x: [sequences, ...].
 
     Raises:
-        TypeError, ValueError: y has no sequences, or their number is not that of x's rows.
+        TypeError, ValueError: y is not sequences, or their number is not that of x's rows.
     """
     given = sequences_of("sequence_expand_as", y)
     _check_count("sequence_expand_as", x.shape[0], given.offsets.shape[0])

@@ -231,8 +231,8 @@ class Reducer:
     Args:
         buckets: of parameters that require gradients.
         group: of the ranks, which all run the same number of backward passes.
-        scatter: whether each rank gets only its share of a bucket; otherwise all get the whole
-            bucket.
+        scatter: whether each rank gets only its share of a bucket, and no ``p.grad`` is left;
+            otherwise all get the whole bucket.
         at_once: whether to wait for a bucket when it is sent, so that nothing overlaps.
         deliver: takes the results at the end of backward.
     """

@@ -205,7 +205,9 @@ class RuleOptimizer(torch.optim.Optimizer):
     def _run(
         self, flat: dict[str, Tensor], scalars: dict[str, Tensor], group: Mapping[str, Any]
     ) -> dict[str, Tensor]:
-        """Steps flat tensors, in place; the new scalars.  See [Note: every element alike]."""
+        """Steps flat tensors, in place; returns the new scalars.  See [Note: every element
+        alike].
+        """
         count = flat["param"].numel()
         undivided = self._whole or flat["param"].device.type != "cpu"
         length = max(count, 1) if undivided else PART

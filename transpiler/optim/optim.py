@@ -1,4 +1,6 @@
-"""Optimizers that torch lacks, as torch.optim classes: FTRL, decayed Adagrad, LARS, LAMB."""
+"""Optimizers that torch lacks, as torch.optim classes: adam_d2sum, decayed Adagrad, FTRL, LAMB,
+LARS.
+"""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Setting:
             Programs read the keys of lanes by ``modes`` alone.
         idle_jobs: kinds of jobs that accept any value of it and ignore it.
         lane: the field of a :class:`~transpiler.plan.plan.Lane` that it becomes; "" for none.
-        early: it acts before there is an optimizer, and so belongs into ``fleet.init``'s strategy.
+        early: it acts before there is an optimizer, and so belongs in ``fleet.init``'s strategy.
         absent: the effect of a key that is not assigned, in words, where it differs from that of
             the default when assigned.
     """
