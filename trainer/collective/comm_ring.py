@@ -43,7 +43,7 @@ class Ring:
 
     Args:
         world: the trainers.
-        inner: the trainers of a row; 0: no rows.
+        inner: the number of trainers in a row; 0: no rows.
         number: of the ring.
         device: of the tensors that it takes.
 

@@ -499,8 +499,8 @@ def share_values(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> N
 def compare_models(
     layers: nn.Module, group: dist.ProcessGroup, peers: Peers, exchange: str = ""
 ) -> str:
-    """Compares this trainer's model, and how its gradients travel, with those of the first trainer
-    of the group.
+    """Compares the models of the group's trainers, and how their gradients travel, with those of
+    its first trainer.
 
     Args:
         exchange: how they travel, in words.
@@ -509,11 +509,12 @@ def compare_models(
         The topic of this comparison, which no other exchange uses.
 
     Raises:
-        FingerprintMismatch: the models differ; the message names the difference.
+        FingerprintMismatch: a trainer's model differs; raised on all trainers of the group, and the
+            message names the difference.
     """
     ranks = dist.get_process_group_ranks(group)
     _made[group.group_name] += 1
-    # a word of its own: sharding and hybrid models have counts of their own
+    # begins with a word of its own: sharding and hybrid models have counts of their own
     topic = f"DataParallel {_made[group.group_name]} of group {group.group_name}"
     mine = json.dumps(
         [

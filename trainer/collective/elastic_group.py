@@ -4,9 +4,9 @@
 has fixed members: when one dies its operations fail, on some of the others sooner than on the rest.
 So each call that all trainers make has three steps::
 
-    told        a barrier on server 0: the live trainers, and the text of each
-    run         operations of a group of just these, brought up anew if they have changed
-    confirmed   a barrier: if an operation has failed on a live trainer, all repeat the call
+    gather_texts   a barrier on server 0: the live trainers, and the text of each
+    run            operations of a group of just these, brought up anew if they have changed
+    confirmed      a barrier: if an operation has failed on a live trainer, all repeat the call
 
 If a trainer dies in the middle, its part is lost, unless all others have the result already: then
 the result counts.  Either way all of them continue with the same values.
@@ -49,11 +49,12 @@ class ElasticGroup:
             trainers; trainers that sent none are left out.
         absent: gives the trainers that are not live, as far as this one knows.
         connection: timeouts.
-        past: whether the others had passed the last barrier before this trainer joined.
+        past: tells whether the others had passed the last barrier before this trainer joined.
 
     Attributes:
         members: the live trainers at the last call of :meth:`gather_texts`.
         is_past: whether the others made this call before this trainer joined.
+        result: the result that a trainer has reported to :meth:`confirmed`; "" if none has.
     """
 
     def __init__(

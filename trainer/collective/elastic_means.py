@@ -275,7 +275,7 @@ class DenseSteps:
         self._groups.close(str(error))
 
     def _gather(self) -> None:
-        """Gathers with the others: exchanges standings, and carries out the verdict."""
+        """Gathers with the others: exchanges votes, and carries out the verdict."""
         with self._company.waiting():
             done = False
             while not done:

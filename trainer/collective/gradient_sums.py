@@ -1,9 +1,10 @@
 """Sums of gradients over the trainers of a torch process group, as a strategy says.
 
 [Note: float16 between trainers]  A gradient is divided by the number of trainers before it becomes
-float16, so that no partial sum is larger than the largest gradient of one trainer.  A gradient
-above 65504, float16's largest number, becomes an infinity on all trainers, as a scaler expects.  A
-part below 6e-8 is lost.  Gradients of 16 bits travel as they are.
+float16, so that no partial sum is larger than the largest gradient of one trainer.  So only a
+gradient above 65504, float16's largest number, can overflow, and then it arrives as an infinity on
+all trainers, as a scaler expects.  A part below 6e-8 is lost.  Gradients of 16 bits travel as they
+are.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class PeerMeeting:
     """One trainer's part in gathering spans; see
     :class:`~trainer.communicator.trace.SpanGathering`.
 
-    A thread of the trace uses it.
+    The script's thread calls :meth:`begin`, a thread of the trace the rest.
 
     Args:
         peers: the trainers.

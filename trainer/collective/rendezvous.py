@@ -198,9 +198,6 @@ def _state(stat: Path) -> str:
 # The membership of a job's trainers: the live ones, and how the others ended.
 
 
-# torch.distributed's own, which strict typing does not see there
-
-
 GRACE_SECONDS = 10.0
 CAUSE_SECONDS = 3.0  # the report of a death may arrive after the error that it causes
 SECOND_SECONDS = 0.5
@@ -322,7 +319,9 @@ class TrainerHeartbeats:
             return self._serious() or next(iter(self._events.values()), None)
 
     def event(self) -> TrainerEnd | None:
-        """The end of a trainer that is known now, chosen as :meth:`cause` does."""
+        """The end of a trainer that is known now, chosen as :meth:`cause` does; None if there is
+        none.
+        """
         with self._changed:
             return self._serious() or next(iter(self._events.values()), None)
 
@@ -548,9 +547,6 @@ def own_address(endpoint: str) -> str:
 
 
 # ---- rendezvous ----
-
-
-# torch.distributed's own, which strict typing does not see there
 
 
 PAUSE_SECONDS = 0.25  # at most, between two looks into the store

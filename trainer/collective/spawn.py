@@ -56,7 +56,7 @@ def spawn(
         spawn(torch.set_num_threads, (1,), nprocs=2)    # in place of a function that trains
 
     Args:
-        func: runs in each process, which first calls ``init_parallel_env()``.
+        func: runs in each process; it calls ``init_parallel_env()`` first.
         args: of ``func``, the same in each process.
         nprocs: the number of processes; -1: one for each GPU, or without GPUs one for each core.
         join: whether to wait until all have ended.

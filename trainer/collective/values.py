@@ -240,7 +240,8 @@ class ServedLink(GlooLink):
     Args:
         rank, size: this trainer's rank, and the number of trainers.
         barrier: takes this trainer's text, and gives the texts of the trainers that have not left.
-        meet: makes the trainers' group; called once all have passed the barrier.
+        meet: gives the trainers' group, which the first call makes; called when all have passed
+            the barrier.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The reports of trainers that gather because they average gradients among themselves, and the
+"""The votes of trainers that gather because they average gradients among themselves, and the
 verdict from them: every trainer comes to the same one.
 
 [Note: which average counts]  A trainer counts an average when its step is settled.  If servers
@@ -32,7 +32,7 @@ NONE, HELD, SEALED = "", "held", "sealed"
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """The progress of a trainer: its averages, steps and group.
+    """A trainer's report of its progress: its averages, steps and group.
 
     Attributes:
         incarnation: of its process.
@@ -62,12 +62,12 @@ class Vote:
     group: int = 0
 
     def text(self) -> str:
-        """The standing as text, for the others."""
+        """The vote as text, for the others."""
         return json.dumps(asdict(self))
 
     @classmethod
     def of(cls, text: str) -> Vote:
-        """The standing from the text that :meth:`text` gave."""
+        """The vote from the text that :meth:`text` gave."""
         return cls(**bounded_json.loads(text))
 
 

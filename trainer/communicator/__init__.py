@@ -14,5 +14,6 @@ In reading order::
     metrics           the metrics of a trainer
 
 Requests to servers start here, except the rendezvous of a dense all-reduce.  This room imports
-``collective``, ``embedding`` and ``pserver.client``, and no generated message.
+``collective``, ``embedding``, ``environment``, ``senders`` and ``pserver.client``, and no generated
+message.
 """

@@ -164,10 +164,10 @@ def counters(
     """Counters since the start.
 
     steps (closed by the script), messages, bytes_out and bytes_in (payload), reconnects,
-    steps_merged (into messages), steps_queued (not yet answered), blocked_seconds (that a full
-    queue took), steps_refused_nonfinite (messages with a NaN or an infinity, of which servers have
-    applied nothing), steps_refused_outlier (the same of messages with a norm far beyond its
-    history).
+    steps_merged (into messages), steps_queued (not yet answered; in the k-step modes, taken since
+    the last message), blocked_seconds (of waits for a full queue, or for its answers),
+    steps_refused_nonfinite (messages with a NaN or an infinity, of which servers have applied
+    nothing), steps_refused_outlier (the same of messages with a norm far beyond its history).
     """
     channels = [channel for client in clients for channel in client.every_channel]
     total = {
@@ -534,7 +534,7 @@ class Communicator:
     def finish(self, drained: Callable[[], None] = lambda: None) -> None:
         """Leaves when every trainer of the job has finished.
 
-        See [Note: a job is done when all say so] in session.py.
+        See [Note: a job is done when all say so] in termination.py.
 
         Args:
             drained: called when the servers have everything that this trainer sends.
@@ -563,7 +563,7 @@ class Communicator:
     def end_if_asked(self) -> None:
         """Called at the end of a step: after a SIGTERM with a grace period, leaves the servers and
         ends the process.  It never leaves while gradients are being accumulated.  See [Note:
-        preempted] in session.py.
+        preempted] in termination.py.
 
         Raises:
             SystemExit: it has left; the status is 143.
@@ -605,7 +605,9 @@ class Communicator:
         return ", ".join(sorted({client.transport for client in self.clients}))
 
     def metrics(self) -> dict[str, float]:
-        """Counters since the start; see :mod:`trainer.communicator.communicator`."""
+        """Counters since the start: those of :func:`counters`, and with tables "lookups" and
+        "rows_looked_up".
+        """
         total = counters(self.step, self.clients, self.lanes)
         return total if self.lookups is None else total | self.lookups.metrics()
 
@@ -710,8 +712,8 @@ class Communicator:
         """Waits for the closed lanes' replies, and takes in the received values.
 
         Returns:
-            The reply of the first server in the first closed lane, preferring lanes whose steps
-            need all trainers; None if no lane's step is closed.
+            The reply of the first server in the first closed lane, preferring lanes whose servers
+            merge the gradients of all trainers; None if no lane's step is closed.
 
         Raises:
             PServerError: a server or another trainer is lost, or a server refused the step.
@@ -842,7 +844,7 @@ class Communicator:
 
 
 def _first(replies: Sequence[Reply], lanes: Sequence[Lane]) -> Reply | None:
-    """The first lane's reply, preferring lanes whose steps need all trainers."""
+    """The first lane's reply, preferring lanes whose servers merge all trainers' gradients."""
     together = compress(replies, (lane.kind.merges_gradients for lane in lanes))
     return next(chain(together, replies), None)
 

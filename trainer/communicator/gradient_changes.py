@@ -149,7 +149,7 @@ def _elements(gradient: Tensor) -> Tensor:
 
 
 def _differ(before: Tensor, now: Tensor) -> bool:
-    """Whether elements differ by more than one power of two, the same for all."""
+    """Whether elements differ otherwise than by one power of two that multiplies all of them."""
     before, now = (_finite(each) for each in (before, now))
     largest = before.abs().argmax() if before.numel() else None
     if largest is None or not before[largest]:

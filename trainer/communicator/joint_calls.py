@@ -52,8 +52,8 @@ class Position:
             it.
         quiet: no question for the position is answered now.
         settled: whether the script is where its parts say.
-        restorers: by name, a function that receives that part of the others' position; None if
-            it is unknown.
+        restorers: by name, a function that receives that part of the others' position, or None
+            if the part is unknown.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Position:
     @property
     def step(self) -> int:
         """The step just after the position: the step under way, or the next one, of the first lane
-        whose steps need all trainers; 0 without such a lane.
+        whose servers merge the gradients of all trainers; 0 without such a lane.
         """
         for index, lane in enumerate(self._plan.lanes):
             if lane.kind.merges_gradients:
@@ -192,7 +192,7 @@ class JointCalls:
 
     Attributes:
         made: the number of calls that the script has made.
-        past: whether the others had made the last call before this trainer joined.
+        past: whether the others had made this trainer's last call already when it joined.
         noticed: called after each call that was not past.
         meanwhile: called before the wait in a call, and every second of it: joins what the others
             may wait for.

@@ -306,6 +306,7 @@ class Trace:
 
     Raises:
         OSError, ImportError, ValueError: trainer 0 cannot write to the path.
+        RuntimeError: another profiler is active.
     """
 
     def __init__(
@@ -427,7 +428,7 @@ class Trace:
             atexit.unregister(self._exits)
 
     def _gather(self, own: Recording) -> None:
-        """Writes the file on trainer 0, and prints a summary."""
+        """Gathers the spans on trainer 0, writes the file, and prints a summary."""
         wait = self._hurried.is_set
         others, missing = self._meeting.gather(self._number, GATHER_SECONDS, wait)
         content = document([own, *others], missing, {"steps": self._taken, "pid": os.getpid()})
@@ -495,7 +496,7 @@ class Tracing:
             counts: whether the steps of an optimizer, or of a program (None), count for the trace.
 
         Raises:
-            RuntimeError: a trace is under way.
+            RuntimeError: a trace is under way, or another profiler is active.
             OSError, ImportError, ValueError: trainer 0 cannot write to the path.
         """
         if self._present is not None:

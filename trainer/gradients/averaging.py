@@ -8,11 +8,11 @@ the servers have decided the rest of it, and for the same trainers::
     otherwise         average, commit, apply while the servers work, wait for them
     fixed trainers    commit, average, apply while the servers work, wait for them
 
-In the first two cases no trainer commits before it has the average.  So of a decided step of a sync
-lane all have the average; and a trainer that waits in an average for a new process has committed as
-many steps as it has averages, and the new process continues from these.  In lanes that are not sync
-each trainer's step is decided by itself: if a trainer dies, the average of its last step may count,
-and the rest not.
+In the first two cases no trainer commits before it has the average.  So all trainers of a decided
+step of a sync lane have the average; and a trainer that waits in an average for a new process has
+committed as many steps as it has averages, and the new process continues from these.  In lanes that
+are not sync each trainer's step is decided by itself: if a trainer dies, the average of its last
+step may count, and the rest not.
 """
 
 from __future__ import annotations
@@ -257,7 +257,8 @@ def dense_means_of(
     strategy: DistributedStrategy | None = None,
     others: bool = False,
 ) -> DenseAllreduce | DenseSteps | None:
-    """The averaging of those gradients, after all trainers have joined it; None if there are none.
+    """The averaging of the gradients that a plan leaves to the trainers, after all trainers have
+    joined it; None if there is nothing to average or sum.
 
     Args:
         communicator: of a trainer that has joined.

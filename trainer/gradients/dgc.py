@@ -52,8 +52,8 @@ class Residuals:
         hparams: Mapping[str, Any],
         step: int,
     ) -> Compressed:
-        """Compresses a gradient to the part that is sent; :meth:`end` then tells whether the step
-        counts.
+        """Compresses a gradient to the part that is sent; :meth:`end` follows, with whether the
+        step counts.
 
         A gradient that is not finite is sent, so that servers see it, and changes no velocity or
         residual.
@@ -182,7 +182,7 @@ class DeepGradientCompression:
 
     def compress(self, gradients: Mapping[Tensor, Tensor], step: int) -> dict[Tensor, Compressed]:
         """Compresses the gradient of each large parameter to the part that is sent; :meth:`end`
-        then tells whether the step counts.
+        follows, with whether the step counts.
 
         Args:
             gradients: this trainer's gradients, by parameter.
@@ -204,7 +204,8 @@ class DeepGradientCompression:
         self._residuals.forget()
 
     def step(self, means: Mapping[Tensor, Tensor], take: Callable[[Gradients], None]) -> None:
-        """Steps on this trainer: large parameters by plain SGD, the others by their ``.grad``.
+        """Steps on this trainer: large parameters by plain SGD with their means, the others by the
+        optimizer's own rule with their ``.grad``.
 
         Args:
             means: the means of the sent parts of large parameters, over all trainers.
@@ -246,7 +247,7 @@ def dgc_of(
 
 
 def local_clip(clip: GradClip | None, trainers: int) -> GradClip | None:
-    """The clipping of each trainer's own gradient, for a merged gradient within this bound.
+    """The clipping of each trainer's own gradient, where the merged one is to have this bound.
 
     Args:
         clip: the script's clipping.

@@ -34,7 +34,8 @@ class CheckpointSettings:
     def of(
         cls, path: str | None, every: float | None, keep: int | None, connection: Connection
     ) -> CheckpointSettings | None:
-        """The script's settings, otherwise the environment's; None if neither names a path.
+        """The script's settings, otherwise the environment's; None if neither names a path, and if
+        only a plan or a probe is asked for.
 
         Raises:
             ValueError: a number is out of range, or one is given without a path.

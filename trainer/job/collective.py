@@ -643,6 +643,7 @@ class HybridJob(CollectiveJob):
         Raises:
             ValueError: ``compression`` or another strategy is given, or the optimizer was made
                 before ``fleet.distributed_model``.
+            RuntimeError: ``fleet.distributed_model`` has not been called.
         """
         if compression is not None:
             raise ValueError(

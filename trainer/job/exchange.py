@@ -125,6 +125,8 @@ class Exchange:
 
         Raises:
             TypeError: JSON cannot hold it.
+            ValueError: it is too large.
+            RuntimeError: trainer ``source`` has left the job.
         """
         source %= self._job.role.trainers
         if self.size == 1 or self._job.role.trainer_id == source:

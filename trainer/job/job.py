@@ -117,7 +117,7 @@ class LateArrival:
         atexit.register(self._abandoned)
 
     def check(self) -> None:
-        """Raises the error that ends the wait for a server: the server has announced that it is
+        """Raises the error that ends the wait for a server, if a server has announced that it is
         shutting down.
         """
         if self._announcement.failure is not None:
@@ -733,7 +733,7 @@ class Job:
         raise NotImplementedError
 
     def loaded(self) -> None:
-        """Sends the trainers' values to the servers, after a checkpoint has been loaded."""
+        """Loads the leader's values into the servers, after a checkpoint has been loaded."""
         if self.communicator is not None:
             self.communicator.push()
 
@@ -754,7 +754,7 @@ class Job:
 
     def served(self) -> dict[str, torch.Tensor]:
         """The servers' values of the parameters that trainers step by themselves (the k-step
-        modes), by name.
+        modes), and of the buffers that travel with them, by name.
         """
         return {} if self.communicator is None else self.communicator.served()
 
@@ -1187,11 +1187,12 @@ def shrink(
         tables: only these; empty for all.
 
     Returns:
-        The number of rows dropped, by table (on trainer 0; empty elsewhere).
+        The number of rows dropped, by table (with servers on the leader alone; empty elsewhere).
 
     Raises:
         TypeError: an argument has a wrong type.
         ValueError: the job has no such table, ``days`` is below 0, or a number is not finite.
+        RuntimeError: ``distributed_optimizer`` has not been called.
         PServerError: a server is lost.
 
     ::

@@ -103,7 +103,9 @@ class ScriptPosition:
 
     @property
     def late(self) -> bool:
-        """Whether this trainer joins a job under way, and does not know its position yet."""
+        """Whether this trainer joins a job under way, and does not know the others' position
+        yet.
+        """
         there = self._job.communicator
         return there is not None and there.position.late
 

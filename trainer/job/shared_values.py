@@ -137,9 +137,9 @@ def values_of(job: Job) -> TrainerValues:
 
 
 def present_values() -> TrainerValues:
-    """This trainer's part in the collective calls of the present job; without a job over torch's
-    default process group, if it is initialized, as with ``DataParallel``, otherwise of this process
-    alone.
+    """This trainer's part in the collective calls of the present job.  Without a job the calls go
+    over torch's default process group, if it is initialized, as with ``DataParallel``; otherwise
+    they are of this process alone.
 
     Raises:
         RuntimeError: see :func:`values_of`.

@@ -13,7 +13,7 @@ from trainer.job.job import present
 from trainer.job.shared_values import values_of
 
 M = TypeVar("M")
-# torchmetrics' reductions that are sums over trainers, by the names of its functions
+# torchmetrics' reductions that an all_reduce computes, by the names of its functions
 REDUCED = {
     "dim_zero_sum": "sum",
     "dim_zero_mean": "mean",

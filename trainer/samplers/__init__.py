@@ -21,5 +21,5 @@ In reading order::
     saves              the interface of automatic checkpoints
     saved_batches      batches of a job that writes automatic checkpoints
 
-The room imports ``communicator`` and ``data``.
+The room imports ``collective``, ``communicator`` and ``data``.
 """

@@ -59,7 +59,7 @@ class CountedReader:
         """The batch at a position.  Where trainers step together, each has a batch of this step.
 
         Raises:
-            Ended: there are fewer, or too few for each of the trainers to have one.
+            NoSuchBatch: there are fewer, or too few for each of the trainers to have one.
             ValueError: there are fewer batches than trainers; or another number than before.
         """
         ((position, _),) = batch

@@ -30,7 +30,7 @@ class PassItems(Protocol):
             stripes: that determine the order of positions, as in :class:`Lease`.
 
         Raises:
-            Ended: there are fewer items.
+            NoSuchBatch: there are fewer items.
         """
 
 
@@ -122,7 +122,7 @@ class LeasedPass:
         return bool(self._batches)
 
     def draw(self) -> Iterator[Any]:
-        """The batches that need no wait."""
+        """The items of the batches that need no wait."""
         while self._batches or self._take_ahead() or self._take(self._leases.lease(self._epoch)):
             batch = self._batches.pop()
             try:
@@ -183,7 +183,7 @@ class Leased(Protocol):
         """Whether there is more; waits for it where this trainer has nothing left."""
 
     def draw(self) -> Iterator[Any]:
-        """The positions that need no wait."""
+        """The items of the positions that need no wait."""
 
     def give(self) -> None:
         """Counts the next drawn batch as given: the script gets it."""

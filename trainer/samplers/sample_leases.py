@@ -51,7 +51,7 @@ class SampleLeases:
     Args:
         communicator: of the job.
         stripes: see :func:`stripes_of`.
-        meanwhile: called while it waits for others, which may wait for that.
+        meanwhile: does what the others may wait for; called while this trainer waits for them.
         elastic: whether the script has asked for leases.
     """
 

@@ -1,8 +1,9 @@
 """The order of the samples in one pass over a DataLoader: the same in every process.
 
 The loader's sampler, or batch sampler, decides which samples there are.  It draws with the random
-sources of :mod:`trainer.samplers.shared_randomness`.  Draws from a source of its own are compared
-between the trainers (:mod:`trainer.samplers.passes`), so that no trainer uses another order.
+sources of :mod:`trainer.samplers.shared_randomness`.  It may also draw from a source of its own, so
+its draws are compared between the trainers (:mod:`trainer.samplers.passes`): no trainer uses
+another order.
 """
 
 from __future__ import annotations

@@ -305,7 +305,7 @@ def shard(
         An iterable of batches; each iteration is a pass.
 
     Raises:
-        ValueError: the sampler gives one rank's part only.
+        ValueError: the sampler gives one rank's part only, and is not torch's DistributedSampler.
     """
     part_of_one_rank = None
     if _knows_its_samples(loader):

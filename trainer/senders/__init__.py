@@ -14,5 +14,5 @@ In reading order::
     served_rows          rows of tables on servers (imports numba)
     kstep_rows           rows that a k-step trainer steps by itself (imports numba)
 
-The room imports ``embedding`` and ``pserver.client``, and no generated message.
+The room imports ``embedding``, ``environment`` and ``pserver.client``, and no generated message.
 """

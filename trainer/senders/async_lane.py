@@ -228,8 +228,9 @@ class AsyncSender:
     :class:`~trainer.senders.pipeline.LaneSender`.
 
     With one slot, with bounded staleness and in half-async mode ``finish`` waits for the result of
-    its own step.  The script's thread closes steps; a thread of the lane sends them; with
-    ``independent_recv_thread`` another thread fetches parameters.
+    its own step; in half-async mode only at the step that completes a message.  The script's thread
+    closes steps; a thread of the lane sends them; with ``independent_recv_thread`` another thread
+    fetches parameters.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
 """Gradient validation: values of a step that are not finite, and norms far beyond their history.
 
-A trainer looks at each of its gradients before it leaves; the servers decide what becomes of the
-step, and their reply is counted and logged here.
+A trainer checks each of its gradients before the gradient is sent; the servers decide what becomes
+of the step, and their reply is counted and logged here.
 
 [Note: refused by all]  A server checks only the slices that it holds.  So that a step is refused as
 a whole, the trainer checks every encoded gradient before it commits to the first server, and tells
-all servers.  With one server it does not.
+all servers.  With one server it does not, nor if values that are not finite are applied.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class PushNorms:
 
         Args:
             parts: the encoded gradient.
-            change: the change, if the gradient is a whole parameter.
+            change: what has changed, if a whole parameter is sent in place of a gradient.
         """
         if not self._measures:
             return
@@ -261,7 +261,7 @@ class GradientValidation:
         """Checks a slice's encoded gradient, and returns it.
 
         Args:
-            change: the change, if the gradient is a whole parameter.
+            change: what has changed, if a whole parameter is sent in place of a gradient.
         """
         self._norms.look(name, parts, change)
         return self._nonfinite.look(name, parts)

@@ -18,7 +18,7 @@ A row has a slot from its first lookup on.  A slot holds y, and the numbers of t
 the row was last asked for and last trained, so that a window ends by counting up.
 
 [Note: diloco, row by row]  As in geo mode a row has two copies here, x, which the trainer steps,
-and y, the servers' value: see [Note: geo, row by row] in kstep_rows.py.  Here a window is the time
+and y, the servers' value: see [Note: geo, row by row] above.  Here a window is the time
 between two exchanges, and no row on the servers changes in it.  So every trainer starts from y, and
 x - y is the whole change.  It is sent with the exchange, undivided.  The servers divide the sum by
 the number of trainers in the exchange: a trainer that has not touched a row has not changed it.
@@ -286,7 +286,8 @@ class GeoRows:
             trainers: the divisor of the changes.
 
         Returns:
-            The divided changes of the rows that were trained in it.
+            The divided changes of the rows that were trained in it, or noted by
+            :meth:`note_moved`.
         """
         slots = np.concatenate([np.empty(0, np.int64), *self._trained])
         ids = self._slots.ids.array[slots]

@@ -520,7 +520,7 @@ class RequestPipeline:
             last: whether this trainer leaves after the message.
             assignments: the external writes, by slice.
             leaves: called with the message's number before it leaves.
-            changes: the changes, by slice, if the gradients are whole parameters.
+            changes: what has changed, by slice, if whole parameters are sent in place of gradients.
             leases: the positions of epochs that the message's steps have consumed.
 
         Returns:

@@ -10,7 +10,7 @@ lane do not wait for other trainers, or there is one trainer, the servers have t
 a sync lane of several trainers each loads in its own time::
 
     load_state_dict    the trainer keeps the rows, and its own lookups read them there
-    the next step      trainer 0 sends the rows before it closes the step; every trainer closes it
+    the next step      the leader sends the rows before it closes the step; every trainer closes it
                        with the checksum of its own; the servers compare
     after that         all trainers read the servers' rows
 
@@ -405,8 +405,8 @@ class WrittenTables:
                 self._sent.add(name)
 
     def close(self, lane: int) -> dict[str, int]:
-        """Sends the rows that were written since the last step, before a lane's step is closed;
-        gives their checksums, by table.
+        """Sends, on the leader, the rows that were written since the last step, before a lane's
+        step is closed; gives this trainer's checksums of them, by table.
         """
         self.send(lane)
         return {name: _checksum(self._waiting[name]) for name in self._of(lane)}

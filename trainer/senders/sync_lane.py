@@ -65,7 +65,9 @@ class LoadedTables(Protocol):
         """Sends the rows of a lane's tables to the servers, on the leader."""
 
     def close(self, lane: int) -> Mapping[str, int]:
-        """Sends the rows before a lane's step is closed, and gives checksums by table."""
+        """Sends the rows, on the leader, before a lane's step is closed; gives this trainer's
+        checksums, by table.
+        """
 
     def forget(self, lane: int) -> None:
         """Drops the rows: the servers have them, or others in their place."""
