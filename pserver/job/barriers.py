@@ -244,14 +244,22 @@ class Barriers:
         return told
 
     def _keep(self, name: str, told: dict[int, str]) -> None:
-        size = len(name) + sum(map(len, told.values()))
+        self._forget_kept(name)
+        size = _size(name, told)
         if size > KEPT_TEXT:
             return
         self._over[name] = told
         self._kept += size
         while self._kept > KEPT_BYTES:
-            oldest = next(iter(self._over))
-            self._kept -= len(oldest) + sum(map(len, self._over.pop(oldest).values()))
+            self._forget_kept(next(iter(self._over)))
+
+    def _forget_kept(self, name: str) -> None:
+        if (told := self._over.pop(name, None)) is not None:
+            self._kept -= _size(name, told)
+
+
+def _size(name: str, told: Mapping[int, str]) -> int:
+    return len(name) + sum(map(len, told.values()))
 
 
 def _told(texts: Mapping[int, str]) -> dict[int, str]:

@@ -159,19 +159,22 @@ class Enrolment:
                 connection,
                 self._context.wrap_socket(connection.dup(), server_side=True) as secured,
             ):
-                if not self._serve(secured):
-                    self._wrong += 1
+                self._serve(secured)
         except (OSError, ValueError, LookupError, TypeError):  # a stranger's words
             return
         finally:
             ends.cancel()
 
-    def _serve(self, connection: ssl.SSLSocket) -> bool:
-        """Answers one peer; returns whether it had the code."""
+    def _serve(self, connection: ssl.SSLSocket) -> None:
+        """Answers one peer.  After too many wrong codes the right one is not valid any more."""
         asked = _receive(connection)
-        if not hmac.compare_digest(bytes.fromhex(str(asked.get("secret"))), self._secret):
+        with self._once:
+            right = hmac.compare_digest(bytes.fromhex(str(asked.get("secret"))), self._secret)
+            self._wrong += not right
+            right = right and self._wrong < WRONG_CODES
+        if not right:
             _send(connection, {"error": "the code is wrong"})
-            return False
+            return
         requests = {role: _requested(asked, role) for role in self._roles}
         with self._once:
             if self._done.is_set():
@@ -183,7 +186,6 @@ class Enrolment:
             public = {name: content.decode() for name, content in self._folder.public().items()}
             _send(connection, {"host": self._host, "files": files | public})
             self._done.set()
-        return True
 
 
 def redeem(code: str, directory: Path, timeout_seconds: float = 20.0) -> str:

@@ -141,7 +141,7 @@ class Change:
         return found
 
     def tables(self) -> dict[str, tuple[dict[str, float], float]]:
-        """By table, the growth of each counter over all servers, and its seconds."""
+        """By table, the growth of each counter over all servers, and the longest of their times."""
         found: dict[str, tuple[dict[str, float], float]] = {}
         for endpoint, seconds in self.seconds.items():
             earlier: dict[str, TableStatus] = {
@@ -150,11 +150,11 @@ class Change:
             for table in self.after[endpoint].tables:
                 if (known := earlier.get(table.name)) is None:
                     continue
-                totals, _ = found.get(table.name, ({}, 0.0))
+                totals, longest = found.get(table.name, ({}, 0.0))
                 for name, count in table.counters.items():
                     new = count - known.counters.get(name, 0)
                     totals[name] = totals.get(name, 0.0) + new
-                found[table.name] = totals, seconds
+                found[table.name] = totals, max(longest, seconds)
         return found
 
 

@@ -290,7 +290,7 @@ class TrainerView:
 
     def add(self, status: TrainerStatus) -> None:
         """Adds one server's status of the trainer."""
-        if WORST.index(status.state) < WORST.index(self.state):
+        if status.state in WORST[: WORST.index(self.state)]:
             self.state = status.state
         if status.silence_seconds < self.silence:
             self.silence, self.activity = status.silence_seconds, status.activity

@@ -271,7 +271,6 @@ def _int8(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 MAX_BYTES = 1 << 32
-_BLOCK = 1 << 16  # rows that are handled at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,12 +407,12 @@ def _whole(rows: TableRows, count: int, scratch: Path) -> torch.Tensor:
     table = rows.table
     weight = _mapped(scratch.with_suffix(".weight"), (count, table.dim), table.computes_in)
     values = weight.numpy()
-    for begin in range(0, count, _BLOCK):
-        ids = np.arange(begin, min(begin + _BLOCK, count))
+    for begin in range(0, count, BLOCK):
+        ids = np.arange(begin, min(begin + BLOCK, count))
         if rows.reader is None:
-            initial_values(table, ids, values[begin : begin + _BLOCK])
+            initial_values(table, ids, values[begin : begin + BLOCK])
         else:
-            values[begin : begin + _BLOCK] = rows.reader(ids)
+            values[begin : begin + BLOCK] = rows.reader(ids)
     for ids, held in rows.checked():
         values[ids] = held
     return weight
@@ -435,8 +434,8 @@ def _listed(rows: TableRows, scratch: Path) -> dict[str, torch.Tensor]:
     gathered = _mapped(scratch.with_suffix(".rows"), (count, table.dim), table.computes_in).numpy()
     order = np.argsort(unordered)
     weight = _mapped(scratch.with_suffix(".weight"), (count, table.dim), table.computes_in)
-    for begin in range(0, count, _BLOCK):
-        weight.numpy()[begin : begin + _BLOCK] = gathered[order[begin : begin + _BLOCK]]
+    for begin in range(0, count, BLOCK):
+        weight.numpy()[begin : begin + BLOCK] = gathered[order[begin : begin + BLOCK]]
     said = asdict(table.initial) | {"seed": table.seed, "held": table.dtype}
     initial = json.dumps(said).encode()
     return {

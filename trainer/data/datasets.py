@@ -909,8 +909,8 @@ class InMemoryDataset(FileDataset):
         Raises:
             RuntimeError: nothing is loaded.
         """
-        number = self._next(epoch)
-        self._order = shuffled(np.asarray(self._held()[NUMBER]), self._seed, LOCAL, number)
+        held, number = self._held(), self._next(epoch)
+        self._order = shuffled(np.asarray(held[NUMBER]), self._seed, LOCAL, number)
         self._local = number
 
     def global_shuffle(self, epoch: int | None = None, progress: bool = True) -> None:
@@ -1048,7 +1048,8 @@ class InMemoryDataset(FileDataset):
         counts, mine = self._all_counts(), self.place[0]
         bounds = batch_bounds(counts, size, self._drop_last)[mine]
         # other samples are in memory after a trainer was lost
-        return bounds if own == counts[mine] else np.arange(len(bounds)) * own // len(bounds[1:])
+        batches = len(bounds) - 1
+        return bounds if own == counts[mine] else np.arange(batches + 1) * own // max(1, batches)
 
     # ---- position ----
 

@@ -73,6 +73,15 @@ def test_barriers_one_after_the_other_may_be_any_number() -> None:
     assert room.texts.bytes_held < 9_000_000
 
 
+def test_a_name_that_is_kept_again_counts_once() -> None:
+    """The room of its earlier texts is free."""
+    barriers = Room(KeptTexts()).barriers
+    for _ in range(3):
+        barriers._keep("a", {0: "text"})
+    barriers._keep("b", {1: "x"})
+    assert barriers._kept == len("atext" + "bx")
+
+
 def test_who_comes_to_a_gathering_again_has_told_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last one; and none when the gathering is over."""
     monkeypatch.setattr(meeting_rounds, "WAIT_SECONDS", 0.0)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from cryptography import x509
@@ -97,6 +98,23 @@ def test_codes_cannot_be_guessed(
 
     with pytest.raises(Refused, match="wrong codes"):
         waiting.result(SECONDS)
+
+
+def test_the_right_code_is_not_valid_after_too_many_wrong_ones(
+    enrolment: Enrolment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor for a peer that has connected before."""
+    asked = {"secret": enrolment._secret.hex()}
+    answers: list[Any] = []
+    monkeypatch.setattr("pserver.security.enrolment._receive", lambda connection: asked)
+    monkeypatch.setattr(
+        "pserver.security.enrolment._send", lambda c, answer: answers.append(answer)
+    )
+    enrolment._wrong = WRONG_CODES
+
+    enrolment._serve(cast(Any, None))
+
+    assert answers == [{"error": "the code is wrong"}]
 
 
 def test_who_sits_on_the_port_learns_nothing(

@@ -9,8 +9,8 @@ import pytest
 
 from pserver.web.job_view import JobView
 from pserver.web.samples import Change
-from pserver.web.views import Curve, Curves, Point, lane_times
-from pserver.wire_pb2 import LaneStatus
+from pserver.web.views import Curve, Curves, Point, TrainerView, lane_times
+from pserver.wire_pb2 import LaneStatus, TrainerStatus
 from tests.support.samples import (
     COMPUTE,
     HERE,
@@ -75,6 +75,14 @@ def test_the_slowest_server_counts() -> None:
 
     assert lane.answers[THERE] - lane.answers[HERE] == pytest.approx(0.030)
     assert lane.mean.wire == pytest.approx(WIRE + 0.030)
+
+
+def test_a_state_that_this_version_does_not_know_changes_nothing() -> None:
+    """A newer server may report one."""
+    seen = TrainerView(0)
+    for state in ("resting", "joined", "resting"):
+        seen.add(TrainerStatus(state=state))
+    assert seen.state == "joined"
 
 
 def test_staleness_is_a_mean() -> None:

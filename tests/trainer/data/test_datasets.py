@@ -97,9 +97,11 @@ def test_memory_is_counted_shuffled_and_released(tmp_path: Path) -> None:
     assert dataset.get_memory_data_size() == 30 == dataset.get_memory_data_size(everywhere=True)
     assert len(dataset) == 8
     dataset.release_memory()
+    shuffles = dataset.state_dict()["shuffles"]
     for call in (dataset.get_memory_data_size, dataset.local_shuffle, lambda: list(dataset)):
         with pytest.raises(RuntimeError, match="expected load_into_memory"):
             call()
+    assert dataset.state_dict()["shuffles"] == shuffles, "a shuffle that failed is none"
 
 
 @pytest.mark.parametrize("kind", [fleet.InMemoryDataset, fleet.QueueDataset])
