@@ -27,7 +27,7 @@ from pserver.config import (
     split_endpoint,
 )
 from pserver.security import tokens
-from pserver.security.tokens import CallerRole, Secret
+from pserver.security.tokens import Role, Secret
 
 # ---- checkpoint variables ----
 #
@@ -641,7 +641,7 @@ class JobTokens:
         if not (local or given):
             return
         secret = Secret.make() if local else tokens.read(given)
-        if secret.role is CallerRole.TRAINER:
+        if secret.role is Role.TRAINER:
             if cluster.here(cluster.servers):
                 raise ValueError(
                     f"{VARIABLE}: servers of this host need the operator's token file, got a "
@@ -651,7 +651,7 @@ class JobTokens:
             return
         self._held = tokens.LockedFiles(tokens.folder(environ))
         self._own = self._held.directory()
-        self.trainer = self._write("trainer.token", secret.of(CallerRole.TRAINER))
+        self.trainer = self._write("trainer.token", secret.of(Role.TRAINER))
         self.operator = given or self._write("operator.token", secret)
 
     def _write(self, name: str, secret: Secret) -> str:

@@ -37,7 +37,7 @@ from pserver.security.keys import (
     new_key,
     write_private,
 )
-from pserver.security.tokens import CallerRole, Secret
+from pserver.security.tokens import Role, Secret
 from pserver.side_business import SideBusiness
 
 # ---- captured output ----
@@ -253,7 +253,7 @@ class JobKeys:
             kind: "server" or "trainer".
             public_key: of the key that its actor has made, as PEM.
         """
-        role = CallerRole.OPERATOR if kind == "server" else CallerRole.TRAINER
+        role = Role.OPERATOR if kind == "server" else Role.TRAINER
         token = self._secret.of(role).text
         if self._authority is None:
             return Credentials(token)

@@ -13,10 +13,10 @@ from pserver.security import tokens
 from pserver.security.keys import CLIENTS, ROLES, Bearer, Keys
 from pserver.security.tokens import (
     NONCE_BYTES,
-    CallerRole,
     Challenge,
     Nonces,
     Proof,
+    Role,
     Secret,
     client_code,
     server_code,
@@ -76,9 +76,9 @@ class Access:
         return self.secret is None and self.keys is None
 
     @property
-    def role(self) -> CallerRole:
+    def role(self) -> Role:
         """The rights of the secret's holder at a server of the job: all, where there is none."""
-        return CallerRole.OPERATOR if self.secret is None else self.secret.role
+        return Role.OPERATOR if self.secret is None else self.secret.role
 
 
 OPEN = Access()
@@ -118,12 +118,12 @@ class Guard:
         self._keys = access.keys
         self._secrets: dict[str, Secret] = {}
         if access.secret is not None:
-            if access.role is not CallerRole.OPERATOR:
+            if access.role is not Role.OPERATOR:
                 raise ValueError(
                     f"a server needs the operator's token file of its job, got a "
                     f"{access.role.word}'s"
                 )
-            roles = CallerRole.TRAINER, CallerRole.OPERATOR
+            roles = Role.TRAINER, Role.OPERATOR
             self._secrets = {role.word: access.secret.of(role) for role in roles}
         self._port, self._nonces = port, Nonces(clock)
 
@@ -156,7 +156,7 @@ class Guard:
         bearer: Bearer | None = None,
         here: bool = False,
         of_peer: bool = False,
-    ) -> CallerRole:
+    ) -> Role:
         """The role of a request's sender: where both are asked for, the lesser of the roles of the
         secret and the certificate.
 
@@ -177,16 +177,16 @@ class Guard:
         role = self._certified(bearer, here, ROLES if of_peer else CLIENTS)
         return min(role, self._proved(name, request, proof))
 
-    def _certified(self, bearer: Bearer | None, here: bool, roles: tuple[str, ...]) -> CallerRole:
+    def _certified(self, bearer: Bearer | None, here: bool, roles: tuple[str, ...]) -> Role:
         if self._keys is None or (here and bearer is None):
-            return CallerRole.OPERATOR
+            return Role.OPERATOR
         if bearer is None:
             raise Untrusted("expected a certificate, got none (--keys, PSERVER_KEYS)")
-        return min(CallerRole.OPERATOR, CallerRole[self._keys.check(bearer, *roles).role.upper()])
+        return min(Role.OPERATOR, Role[self._keys.check(bearer, *roles).role.upper()])
 
-    def _proved(self, name: str, request: bytes, proof: Proof | None) -> CallerRole:
+    def _proved(self, name: str, request: bytes, proof: Proof | None) -> Role:
         if not self._secrets:
-            return CallerRole.OPERATOR
+            return Role.OPERATOR
         if proof is None:
             raise NotAllowed(NEEDED)
         challenge, secret = self._challenge(proof.role, proof.client_nonce, proof.server_nonce)
@@ -206,14 +206,14 @@ class Guard:
         return Challenge(secret.role, self._port, client, server), secret
 
 
-def check(role: CallerRole, needed: CallerRole, what: str) -> None:
+def check(role: Role, needed: Role, what: str) -> None:
     """Returns if a role is enough.
 
     Raises:
         NotAllowed: it is not.
     """
     if role < needed:
-        has = "no key" if role is CallerRole.NOBODY else f"the {role.word}'s"
+        has = "no key" if role is Role.NOBODY else f"the {role.word}'s"
         raise NotAllowed(f"{what} needs the {needed.word}'s key, got {has}")
 
 
@@ -228,28 +228,28 @@ OPEN_GUARD = Guard(OPEN, 0)
 # A call or a kind without a row is refused to everybody; a test holds the table against wire.proto.
 
 
-CALLS: Mapping[str, CallerRole] = {
-    "Challenge": CallerRole.NOBODY,
-    "Join": CallerRole.TRAINER,
-    "Install": CallerRole.TRAINER,
-    "Heartbeat": CallerRole.TRAINER,
-    "Announce": CallerRole.TRAINER,
-    "Finish": CallerRole.TRAINER,
-    "Leave": CallerRole.TRAINER,
-    "Barrier": CallerRole.TRAINER,
-    "Rendezvous": CallerRole.TRAINER,
-    "Save": CallerRole.TRAINER,
-    "Load": CallerRole.TRAINER,
-    "Shrink": CallerRole.TRAINER,
-    "Status": CallerRole.TRAINER,
-    "Drain": CallerRole.OPERATOR,
-    "Observe": CallerRole.OPERATOR,
-    "Reset": CallerRole.OPERATOR,
-    "Trace": CallerRole.TRAINER,
-    "Follow": CallerRole.OPERATOR,  # or a server's certificate, see PEERS
-    "Lease": CallerRole.TRAINER,
-    "Position": CallerRole.TRAINER,
-    "Exchange": CallerRole.NOBODY,  # its frames are in the table below
+CALLS: Mapping[str, Role] = {
+    "Challenge": Role.NOBODY,
+    "Join": Role.TRAINER,
+    "Install": Role.TRAINER,
+    "Heartbeat": Role.TRAINER,
+    "Announce": Role.TRAINER,
+    "Finish": Role.TRAINER,
+    "Leave": Role.TRAINER,
+    "Barrier": Role.TRAINER,
+    "Rendezvous": Role.TRAINER,
+    "Save": Role.TRAINER,
+    "Load": Role.TRAINER,
+    "Shrink": Role.TRAINER,
+    "Status": Role.TRAINER,
+    "Drain": Role.OPERATOR,
+    "Observe": Role.OPERATOR,
+    "Reset": Role.OPERATOR,
+    "Trace": Role.TRAINER,
+    "Follow": Role.OPERATOR,  # or a server's certificate, see PEERS
+    "Lease": Role.TRAINER,
+    "Position": Role.TRAINER,
+    "Exchange": Role.NOBODY,  # its frames are in the table below
 }
 
 # Calls of trainers that need an operator's key where the request says more.
@@ -266,31 +266,31 @@ OPERATOR_WHERE: Mapping[str, Callable[[Any], bool]] = {
 # counts as an operator's for these calls and for the HELLO of a link's stream, for nothing else.
 PEERS = frozenset({"Follow"})
 
-FRAMES: Mapping[str, CallerRole] = {
-    "UNKNOWN": CallerRole.SERVER,
-    "HELLO": CallerRole.NOBODY,  # with it a client proves its role
-    "VALUE": CallerRole.TRAINER,
-    "GRADIENT": CallerRole.TRAINER,
-    "COMMIT": CallerRole.TRAINER,
-    "NORMS": CallerRole.SERVER,
-    "SCALE": CallerRole.TRAINER,
-    "PULL": CallerRole.TRAINER,
-    "DONE": CallerRole.SERVER,
-    "FAILURE": CallerRole.SERVER,
-    "DRAIN": CallerRole.SERVER,
-    "BYE": CallerRole.TRAINER,
-    "PROBE": CallerRole.TRAINER,
-    "ROWS": CallerRole.TRAINER,
-    "LOOKUP": CallerRole.TRAINER,
-    "SCAN": CallerRole.TRAINER,
-    "ASSIGN": CallerRole.TRAINER,
-    "CHECKSUM": CallerRole.TRAINER,
-    "STAGED": CallerRole.OPERATOR,
-    "RECORD": CallerRole.SERVER,
+FRAMES: Mapping[str, Role] = {
+    "UNKNOWN": Role.SERVER,
+    "HELLO": Role.NOBODY,  # with it a client proves its role
+    "VALUE": Role.TRAINER,
+    "GRADIENT": Role.TRAINER,
+    "COMMIT": Role.TRAINER,
+    "NORMS": Role.SERVER,
+    "SCALE": Role.TRAINER,
+    "PULL": Role.TRAINER,
+    "DONE": Role.SERVER,
+    "FAILURE": Role.SERVER,
+    "DRAIN": Role.SERVER,
+    "BYE": Role.TRAINER,
+    "PROBE": Role.TRAINER,
+    "ROWS": Role.TRAINER,
+    "LOOKUP": Role.TRAINER,
+    "SCAN": Role.TRAINER,
+    "ASSIGN": Role.TRAINER,
+    "CHECKSUM": Role.TRAINER,
+    "STAGED": Role.OPERATOR,
+    "RECORD": Role.SERVER,
 }
 
 
-def role_for_call(name: str, request: Any) -> CallerRole:
+def role_for_call(name: str, request: Any) -> Role:
     """The role that a call needs.
 
     Args:
@@ -299,8 +299,8 @@ def role_for_call(name: str, request: Any) -> CallerRole:
     """
     more = OPERATOR_WHERE.get(name)
     if more is not None and more(request):
-        return CallerRole.OPERATOR
-    return CALLS.get(name, CallerRole.SERVER)
+        return Role.OPERATOR
+    return CALLS.get(name, Role.SERVER)
 
 
 def is_logged(name: str, request: Any) -> bool:
@@ -308,7 +308,7 @@ def is_logged(name: str, request: Any) -> bool:
     repeated each second.
     """
     begins = name != "Observe" or not request.session
-    return begins and role_for_call(name, request) is CallerRole.OPERATOR
+    return begins and role_for_call(name, request) is Role.OPERATOR
 
 
 def asks_for(name: str, request: Any) -> str:
@@ -318,9 +318,9 @@ def asks_for(name: str, request: Any) -> str:
     return f"server {request.server_index}, {request.incarnation}" if name == "Follow" else ""
 
 
-def role_for_frame(kind: str) -> CallerRole:
+def role_for_frame(kind: str) -> Role:
     """The role that a frame of this kind needs: "GRADIENT"."""
-    return FRAMES.get(kind, CallerRole.SERVER)
+    return FRAMES.get(kind, Role.SERVER)
 
 
 # ---- ports ----

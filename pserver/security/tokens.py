@@ -45,7 +45,7 @@ from pserver.errors import NotAllowed, Refused
 # What the holder of a key may do.
 
 
-class CallerRole(enum.IntEnum):
+class Role(enum.IntEnum):
     """The rights of a caller; each role includes those before it.
 
     Attributes:
@@ -86,13 +86,13 @@ class Secret:
         key: the secret bytes.
     """
 
-    role: CallerRole
+    role: Role
     key: bytes = field(repr=False)
 
     @classmethod
     def make(cls) -> Secret:
         """A new operator's secret."""
-        return cls(CallerRole.OPERATOR, secrets.token_bytes(SECRET_BYTES))
+        return cls(Role.OPERATOR, secrets.token_bytes(SECRET_BYTES))
 
     @classmethod
     def parse(cls, text: str) -> Secret:
@@ -102,7 +102,7 @@ class Secret:
             ValueError: it holds something else; the message does not repeat it.
         """
         word, _, digits = text.strip().partition(":")
-        roles = {role.word: role for role in (CallerRole.OPERATOR, CallerRole.TRAINER)}
+        roles = {role.word: role for role in (Role.OPERATOR, Role.TRAINER)}
         try:
             key = bytes.fromhex(digits)
         except ValueError:
@@ -119,7 +119,7 @@ class Secret:
         """As a token file holds it."""
         return f"{self.role.word}:{self.key.hex()}"
 
-    def of(self, role: CallerRole) -> Secret:
+    def of(self, role: Role) -> Secret:
         """The key of a role, where this one gives it.
 
         Raises:
@@ -127,9 +127,9 @@ class Secret:
         """
         if role is self.role:
             return self
-        if self.role is CallerRole.OPERATOR and role is CallerRole.TRAINER:
+        if self.role is Role.OPERATOR and role is Role.TRAINER:
             made = hmac.new(self.key, b"pserver trainer", hashlib.sha256).digest()
-            return Secret(CallerRole.TRAINER, made)
+            return Secret(Role.TRAINER, made)
         raise ValueError(f"expected an operator's key, got a {self.role.word}'s")
 
 
@@ -164,7 +164,7 @@ class Challenge:
         client_nonce, server_nonce: 32 bytes each.
     """
 
-    role: CallerRole
+    role: Role
     port: int
     client_nonce: bytes
     server_nonce: bytes

@@ -24,7 +24,7 @@ from pserver.membership.members import Member
 from pserver.membership.watermark import Outcome
 from pserver.onlookers import onlooker
 from pserver.security.access import Guard, role_for_frame
-from pserver.security.tokens import CallerRole, Proof, Stale, hello_bytes
+from pserver.security.tokens import Proof, Role, Stale, hello_bytes
 from pserver.table.gradient import RowGradient
 from pserver.telemetry.trace import Fact, Spans, now
 from pserver.transport.arrays import MOST_ROWS
@@ -120,7 +120,7 @@ def send_error(stream: Stream, error: PServerError) -> None:
 EXPECTED = "GRADIENT, COMMIT, VALUE, PULL or BYE"
 
 
-def hello_of(stream: Stream, guard: Guard) -> tuple[Hello, CallerRole]:
+def hello_of(stream: Stream, guard: Guard) -> tuple[Hello, Role]:
     """The HELLO that names the stream's owner, and its sender's role.
 
     Where the server asks for a key another HELLO comes before it, which brings a nonce and nothing
@@ -146,7 +146,7 @@ def hello_of(stream: Stream, guard: Guard) -> tuple[Hello, CallerRole]:
 
 
 def _hello(stream: Stream) -> Hello:
-    received = next_frame(stream, CallerRole.NOBODY)
+    received = next_frame(stream, Role.NOBODY)
     if received is None:
         raise Unreachable("it ended before HELLO")
     return received[0].hello
@@ -169,7 +169,7 @@ def member_of(hello: Hello, job: Job) -> Member:
 
 
 def next_frame(
-    stream: Stream, role: CallerRole, land: Land | None = None
+    stream: Stream, role: Role, land: Land | None = None
 ) -> tuple[Frame, memoryview] | None:
     """The next frame.  Bytes that are not a frame end the stream, and the trainer asks again over
     another.
@@ -186,7 +186,7 @@ def next_frame(
     except CorruptFrame as error:
         raise GarbledStream(str(error)) from error
     if received is not None and role < role_for_frame(kind_of(received[0])):
-        wanted = "HELLO as the first frame" if role is CallerRole.NOBODY else EXPECTED
+        wanted = "HELLO as the first frame" if role is Role.NOBODY else EXPECTED
         raise NotAllowed(f"expected {wanted}, got {kind_of(received[0])}")
     return received
 

@@ -39,7 +39,7 @@ from pserver.lane.rounds import Clipping, Contribution
 from pserver.lane.tasks import UpdateTask
 from pserver.membership.members import Member
 from pserver.membership.watermark import Outcome
-from pserver.security.tokens import CallerRole
+from pserver.security.tokens import Role
 from pserver.service.streams import (
     EXPECTED,
     StreamTimes,
@@ -375,7 +375,7 @@ class TensorService:
         job: Job,
         member: Member,
         hello: Hello,
-        role: CallerRole,
+        role: Role,
         working: WorkingStreams,
     ) -> None:
         self._stream = stream

@@ -19,7 +19,7 @@ from pserver.control.control_client import ControlClient
 from pserver.errors import NonFinite
 from pserver.security import tokens
 from pserver.security.access import Access
-from pserver.security.tokens import CallerRole, Secret
+from pserver.security.tokens import Role, Secret
 from tests.support.one_parameter import Trainer
 from tests.support.tiny_launch import Run
 from tests.support.troubles import pattern, quotes, quoting, said
@@ -95,7 +95,7 @@ def trainers_key(folder: Path) -> None:
     secret = Secret.make()
     tokens.write(folder / "token", secret)
     with Server(ServerConfig(token_file=str(folder / "token"))) as server:
-        access = Access(secret.of(CallerRole.TRAINER))
+        access = Access(secret.of(Role.TRAINER))
         ControlClient(server.endpoint, SECONDS, access=access).drain()
 
 

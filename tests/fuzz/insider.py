@@ -15,7 +15,7 @@ import grpc
 from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError
 from pserver.security.access import Access
-from pserver.security.tokens import CallerRole
+from pserver.security.tokens import Role
 from pserver.transport.grpc_stream import SERVICE, GrpcStream
 from pserver.transport.registry import TRANSPORTS
 from pserver.transport.shm import INLINE, PRELUDE, ShmStream
@@ -29,8 +29,8 @@ from tests.support.keyholders import say_hello
 SECONDS = 5.0
 # what a role may do, and what would change the job: its own sessions, files, and end
 ALLOWED = {
-    CallerRole.TRAINER: ("Join", "Announce", "Save", "Load", "Shrink"),
-    CallerRole.OPERATOR: (
+    Role.TRAINER: ("Join", "Announce", "Save", "Load", "Shrink"),
+    Role.OPERATOR: (
         "Join",
         "Announce",
         "Save",
@@ -62,7 +62,7 @@ class Insider:
         ports: Mapping[str, int],
         session: str,
         access: Access,
-        role: CallerRole,
+        role: Role,
     ) -> None:
         self._seed, self._endpoint, self._ports, self._session = seed, endpoint, ports, session
         self._access, self._role = access, role
@@ -77,7 +77,7 @@ class Insider:
 
     def observe(self) -> None:
         """An operator begins to read what the job holds, or goes on."""
-        if self._role is not CallerRole.OPERATOR:
+        if self._role is not Role.OPERATOR:
             return
         known = {"session": self._observer} if self._observer else {"transports": ["tcp"]}
         try:

@@ -21,7 +21,7 @@ from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError
 from pserver.security import tokens
 from pserver.security.access import Access
-from pserver.security.tokens import CallerRole, Secret
+from pserver.security.tokens import Role, Secret
 from pserver.wire_pb2 import HeartbeatRequest, ObserveRequest, StatusRequest
 from tests.fuzz.attacks import OPEN_CALLS, Attacker
 from tests.fuzz.insider import Insider
@@ -125,7 +125,7 @@ class Victim:
             secret = Secret.make()
             self._access, self._access_of_trainers = (
                 Access(secret),
-                Access(secret.of(CallerRole.TRAINER)),
+                Access(secret.of(Role.TRAINER)),
             )
             tokens.write(folder / "token", secret)
             environ["PSERVER_TOKEN_FILE"] = str(folder / "token")
@@ -175,8 +175,8 @@ class Victim:
         if "have" not in self.guard or which % 4 == 3:
             return Attacker(*known, OPEN_CALLS if self.guard == "open" else ())
         if which % 4 == 2:
-            return Insider(*known, self._access, CallerRole.OPERATOR)
-        return Insider(*known, self._access_of_trainers, CallerRole.TRAINER)
+            return Insider(*known, self._access, Role.OPERATOR)
+        return Insider(*known, self._access_of_trainers, Role.TRAINER)
 
     def begin(self) -> None:
         """Steps and heartbeats begin; the peak of the memory is counted from here."""

@@ -40,7 +40,7 @@ from pserver.wire_pb2 import AnnounceReply, HeartbeatReply, JoinReply
 from tests.support.sources import MODULES, nodes, relative
 from tests.support.waiting import eventually
 from trainer.collective.rendezvous import TrainerHeartbeats
-from trainer.communicator import session
+from trainer.communicator import termination
 
 TIMES = 3  # that the system refuses something
 
@@ -362,8 +362,8 @@ def memberships(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def the_thread_of_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last word goes nowhere, and the process ends."""
-    own, ended = session.Termination(), list[int]()
-    monkeypatch.setattr(session, "GRACE_SECONDS", 0.0)
+    own, ended = termination.Termination(), list[int]()
+    monkeypatch.setattr(termination, "GRACE_SECONDS", 0.0)
     monkeypatch.setattr(own, "_owns", lambda: True)
     own._read, writes = os.pipe()
     os.write(writes, bytes([signal.SIGTERM]))
@@ -439,7 +439,7 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("pserver/web/server.py", "self._do"): "one act",
     ("pserver/lane/tasks.py", "torch.set_num_threads"): "one call",
     ("trainer/communicator/termination.py", "client.announce_end"): "one call",
-    ("trainer/communicator/termination.py", "self._answer"): "one call",
+    ("trainer/communicator/joint_calls.py", "self._answer"): "one call",
     ("trainer/communicator/termination.py", "os.kill"): "one call",
     ("trainer/communicator/termination.py", "tell"): "one call",
     ("trainer/collective/spawn.py", "_end_with_parent"): "waits for one end",

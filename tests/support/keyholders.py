@@ -15,7 +15,7 @@ from pserver.config import split_endpoint
 from pserver.control.rpc_errors import from_rpc_error
 from pserver.errors import PServerError
 from pserver.security import tokens
-from pserver.security.tokens import CallerRole, Challenge, Proof, Secret, client_code, hello_bytes
+from pserver.security.tokens import Challenge, Proof, Role, Secret, client_code, hello_bytes
 from pserver.transport.grpc_stream import SERVICE
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import Frame, Hello, Kind
@@ -31,16 +31,14 @@ def key_of(name: str, secret: Secret) -> Secret | None:
     return {
         "no key": None,
         "another job's": Secret.make(),
-        "a trainer's": secret.of(CallerRole.TRAINER),
+        "a trainer's": secret.of(Role.TRAINER),
         "an operator's": secret,
     }[name]
 
 
-def role_of(name: str) -> CallerRole:
+def role_of(name: str) -> Role:
     """What a peer of this name may do."""
-    return {"a trainer's": CallerRole.TRAINER, "an operator's": CallerRole.OPERATOR}.get(
-        name, CallerRole.NOBODY
-    )
+    return {"a trainer's": Role.TRAINER, "an operator's": Role.OPERATOR}.get(name, Role.NOBODY)
 
 
 class Caller:

@@ -11,7 +11,7 @@ from pserver.control.control_client import ControlClient
 from pserver.errors import NotAllowed, PServerError, Untrusted
 from pserver.security import tokens
 from pserver.security.access import OPEN, Access
-from pserver.security.tokens import CallerRole, Secret
+from pserver.security.tokens import Role, Secret
 from pserver.transport.registry import TRANSPORTS
 from pserver.wire_pb2 import FollowRequest, Frame, Hello, Kind
 from tests.support.cluster_keys import foreign_folder, key_folder, keys_of
@@ -52,7 +52,7 @@ def refusal(coordinator: Coordinator, access: Access) -> PServerError:
     [
         (None, "asks for its job's key"),
         (Secret.make(), "does not prove that it holds this job's secret"),
-        (SECRET.of(CallerRole.TRAINER), "Follow needs the operator's key, got the trainer's"),
+        (SECRET.of(Role.TRAINER), "Follow needs the operator's key, got the trainer's"),
     ],
     ids=["no key", "another job's", "a trainer's"],
 )

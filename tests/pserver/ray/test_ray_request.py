@@ -30,7 +30,7 @@ from pserver.ray.actor import (
 )
 from pserver.ray.driver import Failure, ProcessFailed
 from pserver.security.keys import Keys, new_key
-from pserver.security.tokens import CallerRole, read
+from pserver.security.tokens import Role, read
 
 
 def train() -> None:
@@ -130,7 +130,7 @@ def test_a_job_is_protected_by_itself(
     assert made.host(addresses[1]) == host
     assert bool(given.files) is keys
     assert not any(b"PRIVATE" in content for content in given.files.values())
-    assert read(named["PSERVER_TOKEN_FILE"]).role is CallerRole.TRAINER
+    assert read(named["PSERVER_TOKEN_FILE"]).role is Role.TRAINER
     assert given.token not in repr(given)
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.rglob("*"))
     if keys:

@@ -17,7 +17,7 @@ from pserver.errors import NotAllowed, PServerError, Untrusted
 from pserver.security import access
 from pserver.security.access import Access
 from pserver.security.keys import Keys
-from pserver.security.tokens import CallerRole
+from pserver.security.tokens import Role
 from pserver.service.server import Server
 from pserver.transport.registry import TRANSPORTS
 from pserver.wire_pb2 import Frame, Hello, Kind
@@ -27,10 +27,10 @@ from tests.support.keyholders import answers
 from tests.support.one_parameter import SECONDS, Trainer
 
 HOLDERS = {
-    "no certificate": (None, CallerRole.NOBODY),
-    "another cluster's": (keys_of("operator", foreign_folder()), CallerRole.NOBODY),
-    "a trainer's": (keys_of("trainer"), CallerRole.TRAINER),
-    "an operator's": (keys_of("operator"), CallerRole.OPERATOR),
+    "no certificate": (None, Role.NOBODY),
+    "another cluster's": (keys_of("operator", foreign_folder()), Role.NOBODY),
+    "a trainer's": (keys_of("trainer"), Role.TRAINER),
+    "an operator's": (keys_of("operator"), Role.OPERATOR),
 }
 
 
@@ -79,7 +79,7 @@ def test_a_call_is_taken_as_the_table_says(
     def call() -> None:
         callers[holder]._call(name, request_, CALLS[name][2], None, tries=2)
 
-    if role is CallerRole.NOBODY:
+    if role is Role.NOBODY:
         with pytest.raises(Untrusted):
             call()
     elif role < access.role_for_call(name, request_):
@@ -115,7 +115,7 @@ def test_a_frame_is_taken_as_the_table_says(
         said = []
     refused = any(f.kind == Kind.FAILURE and f.failure.error == "NotAllowed" for f in said)
 
-    if role is CallerRole.NOBODY:
+    if role is Role.NOBODY:
         assert not said
     else:
         assert refused is (role < access.role_for_frame(kind)), said

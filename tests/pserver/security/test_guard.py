@@ -9,7 +9,7 @@ import pytest
 from pserver.errors import NotAllowed, Refused
 from pserver.security import tokens
 from pserver.security.access import OPEN, OPEN_GUARD, Access, Guard, check
-from pserver.security.tokens import NONCE_BYTES, CallerRole, Proof, ProofRequest, Secret, Stale
+from pserver.security.tokens import NONCE_BYTES, Proof, ProofRequest, Role, Secret, Stale
 
 PORT = 6174
 
@@ -49,8 +49,8 @@ def proof(guard: Guard, secret: Secret, name: str = "Join", request: bytes = b"x
     return question.proof(name, request)
 
 
-@pytest.mark.parametrize("role", [CallerRole.TRAINER, CallerRole.OPERATOR])
-def test_a_key_of_the_job_is_let_in(guard: Guard, secret: Secret, role: CallerRole) -> None:
+@pytest.mark.parametrize("role", [Role.TRAINER, Role.OPERATOR])
+def test_a_key_of_the_job_is_let_in(guard: Guard, secret: Secret, role: Role) -> None:
     """With its own role."""
     assert guard.admit("Join", b"x", proof(guard, secret.of(role))) is role
 
@@ -63,7 +63,7 @@ def test_without_a_proof_one_is_told_how_to_get_a_key(guard: Guard) -> None:
 
 def test_a_proof_holds_for_its_own_call_only(guard: Guard, secret: Secret) -> None:
     """Another name, another request, another role, another nonce: each is refused."""
-    shown = proof(guard, secret.of(CallerRole.TRAINER))
+    shown = proof(guard, secret.of(Role.TRAINER))
     wrong = [
         ("Drain", b"x", shown),
         ("Join", b"y", shown),
@@ -76,7 +76,7 @@ def test_a_proof_holds_for_its_own_call_only(guard: Guard, secret: Secret) -> No
         with pytest.raises(NotAllowed):
             guard.admit(name, request, other)
 
-    assert guard.admit("Join", b"x", shown) is CallerRole.TRAINER
+    assert guard.admit("Join", b"x", shown) is Role.TRAINER
 
 
 def test_a_proof_is_used_once(guard: Guard, secret: Secret) -> None:
@@ -110,7 +110,7 @@ def test_strangers_leave_nothing_behind(
         guard.admit("Join", b"x", proof(guard, secret))
     clock.now += tokens.LASTING_SECONDS + 1
 
-    assert guard.admit("Join", b"x", proof(guard, secret)) is CallerRole.OPERATOR
+    assert guard.admit("Join", b"x", proof(guard, secret)) is Role.OPERATOR
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_server_of_another_job_is_seen_through(secret: Secret) -> None:
 
 def test_a_role_is_enough_or_named() -> None:
     """The message says which key is needed."""
-    check(CallerRole.OPERATOR, CallerRole.TRAINER, "Join")
+    check(Role.OPERATOR, Role.TRAINER, "Join")
     with pytest.raises(NotAllowed, match="Drain needs the operator's key, got the trainer's"):
-        check(CallerRole.TRAINER, CallerRole.OPERATOR, "Drain")
-    assert OPEN.role is CallerRole.OPERATOR
+        check(Role.TRAINER, Role.OPERATOR, "Drain")
+    assert OPEN.role is Role.OPERATOR

@@ -23,7 +23,7 @@ from pserver.launcher.readiness import obstacle
 from pserver.security import tokens
 from pserver.security.access import OPEN, Access
 from pserver.security.keys import KeyFolder
-from pserver.security.tokens import CallerRole, Secret
+from pserver.security.tokens import Role, Secret
 from pserver.service.server import Server
 from tests.support.cluster_keys import foreign_folder, key_folder, keys_of
 from tests.support.one_parameter import TRANSPORTS, Trainer
@@ -150,7 +150,7 @@ def test_with_a_secret_too_both_are_asked_for(tmp_path: Path) -> None:
         for role, held, allowed in (
             ("operator", secret, True),
             ("trainer", secret, False),
-            ("operator", secret.of(CallerRole.TRAINER), False),
+            ("operator", secret.of(Role.TRAINER), False),
             ("operator", None, False),
         ):
             client = ControlClient(running.endpoint, 5.0, access=Access(held, keys_of(role)))

@@ -16,7 +16,7 @@ from pserver.control.control_server import ControlServer
 from pserver.errors import NotAllowed, PServerError
 from pserver.security import access, tokens
 from pserver.security.access import Access
-from pserver.security.tokens import CallerRole, Secret
+from pserver.security.tokens import Role, Secret
 from pserver.service.server import Server
 from pserver.transport.registry import TRANSPORTS
 from pserver.wire_pb2 import Frame, Hello, Kind
@@ -44,7 +44,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
     tokens.write(path, SECRET)
     config = ServerConfig(transport="tcp", token_file=str(path))
     with Server(config) as server:
-        trainer = Trainer(server.endpoint, access=Access(SECRET.of(CallerRole.TRAINER)))
+        trainer = Trainer(server.endpoint, access=Access(SECRET.of(Role.TRAINER)))
         yield server, trainer
         trainer.client.leave()
 
@@ -54,8 +54,8 @@ def test_the_table_has_every_call_and_every_kind_of_frame() -> None:
     assert set(access.CALLS) == set(METHODS)
     assert set(access.FRAMES) == set(Kind.keys())
     assert set(access.OPERATOR_WHERE) == set(MORE)
-    assert access.role_for_call("Another", None) is CallerRole.SERVER
-    assert access.role_for_frame("kind 99") is CallerRole.SERVER
+    assert access.role_for_call("Another", None) is Role.SERVER
+    assert access.role_for_frame("kind 99") is Role.SERVER
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -103,7 +103,7 @@ def test_a_frame_is_taken_as_the_table_says(
     # a lane of its own would be refused for another reason: the stream of the tables
     said = first_frames(key, Hello(session=session, tables=True), server, kind)
     refused = [f for f in said if f.kind == Kind.FAILURE and f.failure.error == "NotAllowed"]
-    allowed = role_of(key) >= access.role_for_frame(kind) and role_of(key) > CallerRole.NOBODY
+    allowed = role_of(key) >= access.role_for_frame(kind) and role_of(key) > Role.NOBODY
 
     assert bool(refused) is not allowed, said
 
@@ -127,7 +127,7 @@ def test_an_observers_stream_needs_the_key_that_observing_needs(
 def test_a_refusal_comes_from_the_role_and_not_from_the_call(control: str) -> None:
     """The message names both."""
     with (
-        Caller(control, SECRET.of(CallerRole.TRAINER)) as caller,
+        Caller(control, SECRET.of(Role.TRAINER)) as caller,
         pytest.raises(PServerError, match="Drain needs the operator's key, got the trainer's"),
     ):
         caller.call("Drain", wire.DrainRequest())

@@ -13,7 +13,7 @@ from pserver.cli.settings import access_of
 from pserver.config import ServerConfig
 from pserver.security import tokens
 from pserver.security.access import OPEN, Access
-from pserver.security.tokens import CallerRole, Secret
+from pserver.security.tokens import Role, Secret
 from pserver.service.server import Server
 
 
@@ -37,12 +37,12 @@ def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
 def test_servers_know_the_trainers_key_and_trainers_not_the_operators() -> None:
     """One is made of the other, the same in every process; the way back is shut."""
     operator = Secret.make()
-    trainer = operator.of(CallerRole.TRAINER)
+    trainer = operator.of(Role.TRAINER)
 
-    assert trainer == Secret.parse(operator.text).of(CallerRole.TRAINER)
+    assert trainer == Secret.parse(operator.text).of(Role.TRAINER)
     assert trainer.key != operator.key
     with pytest.raises(ValueError, match="expected an operator's key, got a trainer's"):
-        trainer.of(CallerRole.OPERATOR)
+        trainer.of(Role.OPERATOR)
 
 
 def test_no_text_shows_a_secret() -> None:
@@ -189,6 +189,6 @@ def test_another_users_runtime_directory_is_left_alone(
 def test_a_server_takes_the_operators_file_only(tmp_path: Path) -> None:
     """With a trainer's it could tell no operator from anybody."""
     path = tmp_path / "trainer.token"
-    tokens.write(path, Secret.make().of(CallerRole.TRAINER))
+    tokens.write(path, Secret.make().of(Role.TRAINER))
     with pytest.raises(ValueError, match="a server needs the operator's token file"):
         Server(ServerConfig(token_file=str(path))).start()

@@ -14,7 +14,7 @@ from pserver import wire_pb2 as wire
 from pserver.control.control_client import ControlClient
 from pserver.errors import NotAllowed, Unreachable
 from pserver.security.access import Access, Guard
-from pserver.security.tokens import NONCE_BYTES, CallerRole, Secret
+from pserver.security.tokens import NONCE_BYTES, Role, Secret
 from pserver.transport.registry import TRANSPORTS
 from pserver.transport.stream import Stream, greet
 from pserver.wire_pb2 import Frame, Hello, Kind
@@ -85,7 +85,7 @@ ANSWERS: dict[str, Answer] = {
 def test_a_squatter_on_the_control_port_hears_a_challenge_and_no_more(answer: str) -> None:
     """No plan, no names, no session, whatever he answers and whatever he is asked for."""
     with squatting(ANSWERS[answer]) as (endpoint, squatter):
-        access = Access(SECRET.of(CallerRole.TRAINER))
+        access = Access(SECRET.of(Role.TRAINER))
         with pytest.raises(NotAllowed):
             Trainer(endpoint, access=access)
         control = ControlClient(endpoint, SECONDS, access=access)
@@ -122,7 +122,7 @@ def test_a_squatter_on_the_port_of_tensors_hears_a_nonce_and_no_more(
 
     listener = TRANSPORTS[transport].listen(squat)
     stream = TRANSPORTS[transport].connect("127.0.0.1", listener.port, timeout_seconds=SECONDS)
-    access = Access(SECRET.of(CallerRole.TRAINER))
+    access = Access(SECRET.of(Role.TRAINER))
     with pytest.raises(Unreachable if answer == "silence" else NotAllowed):
         greet(stream, Hello(session="sniffed"), access, "127.0.0.1:6174", SILENCE_SECONDS)
     listener.close(0.0)

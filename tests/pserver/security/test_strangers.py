@@ -21,7 +21,7 @@ from pserver.errors import Busy, NotAllowed, Refused
 from pserver.launcher.status import ask_each, show
 from pserver.security import tokens
 from pserver.security.access import Access
-from pserver.security.tokens import CallerRole, Secret
+from pserver.security.tokens import Role, Secret
 from pserver.service.server import Server
 from pserver.transport.registry import TRANSPORTS
 from pserver.wire_pb2 import Frame, Hello, Kind
@@ -58,7 +58,7 @@ def trainer(server: Server, secret: Secret) -> Iterator[Trainer]:
 
 
 def joined(server: Server, secret: Secret, trainers: int = 1) -> Trainer:
-    access = Access(secret.of(CallerRole.TRAINER))
+    access = Access(secret.of(Role.TRAINER))
     return Trainer(server.endpoint, trainers=trainers, transports=("tcp",), access=access)
 
 
@@ -124,7 +124,7 @@ def test_a_free_place_is_nobody_elses(server: Server, secret: Secret, key: str) 
             ("tcp",),
             Access(key_of(key, secret)),
         )
-    second = Trainer(server.endpoint, 1, 2, ("tcp",), Access(secret.of(CallerRole.TRAINER)))
+    second = Trainer(server.endpoint, 1, 2, ("tcp",), Access(secret.of(Role.TRAINER)))
     for one in (first, second):
         one.client.leave()
 
@@ -170,7 +170,7 @@ def test_a_failed_jobs_values_are_wiped_by_nobody_else(
     assert_it_trains(trainer)
     trainer.client.leave("it has failed")
     refused(server, secret, key, "Join", join_request(0, 1))
-    with Caller(server.endpoint, secret.of(CallerRole.TRAINER)) as caller, pytest.raises(Busy):
+    with Caller(server.endpoint, secret.of(Role.TRAINER)) as caller, pytest.raises(Busy):
         caller.call("Join", join_request(0, 1, fingerprint="another"))
 
     assert server.job.kept_seconds and server.job.program is not None
@@ -196,7 +196,7 @@ def test_a_trainer_saves_where_the_server_keeps_files(
 ) -> None:
     """Without a path of its own."""
     session = trainer.client._reply.session
-    with Caller(server.endpoint, secret.of(CallerRole.TRAINER)) as caller:
+    with Caller(server.endpoint, secret.of(Role.TRAINER)) as caller:
         caller.call("Save", wire.SaveRequest(session=session))
         caller.call("Load", wire.LoadRequest(session=session))
 
@@ -209,7 +209,7 @@ def test_a_trainer_has_parts_written_below_where_the_server_keeps_files(
 ) -> None:
     """In the background, and nowhere else."""
     session = trainer.client._reply.session
-    with Caller(server.endpoint, secret.of(CallerRole.TRAINER)) as caller:
+    with Caller(server.endpoint, secret.of(Role.TRAINER)) as caller:
         for path, number in (("step-1", 1), ("../x", 2)):
             request = wire.SaveRequest(session=session, path=path, number=number, background=True)
             with nullcontext() if number == 1 else pytest.raises(Refused, match="below the data"):
@@ -262,7 +262,7 @@ def test_a_recorded_hello_is_worth_nothing(
     connect, listens = TRANSPORTS[transport].connect, server.job.transports[transport]
     hello = Hello(session=session, tables=True)
     first = connect("127.0.0.1", listens, timeout_seconds=SECONDS)
-    recorded = say_hello(first, secret.of(CallerRole.TRAINER), port, hello)
+    recorded = say_hello(first, secret.of(Role.TRAINER), port, hello)
     assert answers(first, ())[-1].kind == Kind.PROBE
     again = connect("127.0.0.1", listens, timeout_seconds=SECONDS)
     said = answers(again, recorded)
@@ -299,7 +299,7 @@ def test_a_job_with_a_key_trains_over_every_transport(
     server: Server, secret: Secret, transport: str
 ) -> None:
     """Streams prove it in their first frames."""
-    access = Access(secret.of(CallerRole.TRAINER))
+    access = Access(secret.of(Role.TRAINER))
     trainer = Trainer(server.endpoint, transports=(transport,), access=access)
     assert trainer.client.transport == transport
     assert_it_trains(trainer)
@@ -312,7 +312,7 @@ def test_a_sniffed_session_and_a_wrong_key_are_told_apart(
 ) -> None:
     """A trainer's key with a session that is nobody's is refused as before."""
     with (
-        Caller(server.endpoint, secret.of(CallerRole.TRAINER)) as caller,
+        Caller(server.endpoint, secret.of(Role.TRAINER)) as caller,
         pytest.raises(Refused) as no,
     ):
         caller.call("Leave", wire.LeaveRequest(session="guessed", success=True))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pserver.security import tokens
-from pserver.security.tokens import CallerRole, Secret
+from pserver.security.tokens import Role, Secret
 
 PORT = 6174
 
@@ -49,7 +49,7 @@ def test_a_folder_of_another_user_s_stops_nothing(
     assert own != path and own.name.startswith(f"{path.name}-")
     assert own.stat().st_mode & 0o777 == 0o700 and tokens.folder({}) == own
     assert found == own / f"{PORT}.token"
-    assert tokens.read(str(found)).role is CallerRole.OPERATOR
+    assert tokens.read(str(found)).role is Role.OPERATOR
     assert str(path) in caplog.text and (how != "open to others" or not list(path.iterdir()))
     held.remove()
 

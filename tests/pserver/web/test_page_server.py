@@ -16,7 +16,7 @@ import pytest
 from pserver.config import ServerConfig
 from pserver.launcher.cluster import free_port
 from pserver.security.access import Access
-from pserver.security.tokens import CallerRole, Secret
+from pserver.security.tokens import Role, Secret
 from pserver.service.server import Server
 from pserver.web import server
 from pserver.web.samples import LogFiles
@@ -232,7 +232,7 @@ def test_only_an_operator_is_offered_acts() -> None:
         (Access(operator), True, ({}, server.READ_ONLY)),
         (Access(operator, trainer), False, ({}, server.NO_KEY)),
         (Access(None, trainer), False, ({}, server.NO_KEY)),
-        (Access(operator.of(CallerRole.TRAINER)), False, ({}, server.NO_KEY)),
+        (Access(operator.of(Role.TRAINER)), False, ({}, server.NO_KEY)),
         (Access(), False, ({}, server.NO_KEY)),
     ):
 
