@@ -123,7 +123,7 @@ class LosesAccumulation(World):
 class Forgets(EpochLeases):
     """What a lost trainer had leased is never dealt again."""
 
-    def give_back(self, trainer: int) -> None:
+    def take_back(self, trainer: int) -> None:
         self._leased.pop(trainer, None)
         self._idle.pop(trainer, None)
 
@@ -131,14 +131,14 @@ class Forgets(EpochLeases):
 class ReturnsTwice(EpochLeases):
     """What a lost trainer had leased is dealt to two others."""
 
-    def give_back(self, trainer: int) -> None:
+    def take_back(self, trainer: int) -> None:
         leased = list(self._leased.get(trainer, Intervals()))
-        super().give_back(trainer)
+        super().take_back(trainer)
         if leased and not self.over:
             first = self._leased.setdefault(trainer + 100, Intervals())
             for start, stop in leased:
                 first.add(start, stop)
-            super().give_back(trainer + 100)
+            super().take_back(trainer + 100)
 
 
 class EndsEarly(EpochLeases):
