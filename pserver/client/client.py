@@ -1301,8 +1301,11 @@ class Client:
             self._reply = reply
         except (Unreachable, TimedOut):
             return True  # it has gone once more
+        except TrainerLost as lost:  # it was never away, and has dropped this trainer
+            self._fail(lost)
+            return False
         except PServerError as refusal:
-            self._fail(ServerLost(f"{self} has come back: {refusal}"))
+            self._fail(ServerLost(f"{self} has restarted: {refusal}"))
             return False
         self.transport = self._reply.transport
         self._return.joined()

@@ -23,6 +23,7 @@ from pserver.errors import (
     UnknownSession,
     Unreachable,
 )
+from pserver.launcher.processes import _DROPPED
 from pserver.running_clock import RunningClock
 from pserver.security.keys import Bearer
 from pserver.transport.stream import Buffer, Stream
@@ -192,12 +193,38 @@ def test_a_silence_is_the_trainers_own(
     lost: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where it did not run, and the heartbeat timeout of 20 s was over when it ran again."""
+    """The silence counts as its own if a pause made it longer than the heartbeat timeout of 20 s;
+    launch recognizes the error.
+    """
     client = Client("127.0.0.1:1", 0, Identity(0, "a", "f", {}, ["tcp"]), 20.0, 20.0, [])
     client._answered = time.monotonic() - silence
     monkeypatch.setattr(RunningClock, "away_since", lambda clock, at: away)
 
-    assert (client._lost_while_away(error("here")) is not None) is lost
+    found = client._lost_while_away(error("here"))
+    assert (found is not None) is lost
+    assert found is None or _DROPPED.search(f"pserver.errors.TrainerLost: {found}")
+
+
+@pytest.mark.parametrize("refusal", [TrainerLost, Refused])
+def test_a_server_that_has_dropped_a_trainer_has_not_restarted(
+    refusal: type[PServerError],
+) -> None:
+    """It does not know the session, and refuses the process: the error says which of the two."""
+
+    class Refusing:
+        def join(self, request: JoinRequest) -> JoinReply:
+            raise refusal("trainer 0: no")
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    client = Client("127.0.0.1:1", 0, Identity(0, "a", "f", {}, ["tcp"]), 20.0, 20.0, [])
+    client._control.close()
+    client._control, client._return.seconds = Refusing(), 5.0  # type: ignore[assignment]
+
+    assert not client._comes_back(UnknownSession("join first"), 0.0)
+    assert isinstance(client.failure, TrainerLost) is (refusal is TrainerLost)
+    assert ("has restarted" in str(client.failure)) is (refusal is Refused)
 
 
 class Returning:
