@@ -217,7 +217,7 @@ def _nodes(ray: Any) -> str:
     return f"{alive} node{'' if alive == 1 else 's'}"
 
 
-# ---- company ----
+# ---- workers ----
 #
 # The actors of one attempt, and what they have said.
 #
@@ -439,11 +439,11 @@ class Attempt:
 
     Args:
         request: the job.
-        company: its actors.
+        workers: its actors.
     """
 
-    def __init__(self, request: JobRequest, company: WorkerGroup) -> None:
-        self._request, self._company = request, company
+    def __init__(self, request: JobRequest, workers: WorkerGroup) -> None:
+        self._request, self._workers = request, workers
         self._credentials: dict[RayProcess, Credentials] = {}
 
     def run(self) -> tuple[Any, ...]:
@@ -454,31 +454,31 @@ class Attempt:
             TimeoutError: an actor or a server is not there within ``start_timeout``.
             FileNotFoundError: a node does not have the script.
         """
-        company = self._company
+        workers = self._workers
         try:
             end = RUNNING() + self._request.start_timeout
             keys = self._meet(end)
             self._start_servers(keys, end)
             self._start_trainers()
-            self._follow(lambda: all(each.over for each in company.of("trainer")), None)
-            self._follow(lambda: all(each.over for each in company.of("server")), LEAVE_SECONDS)
+            self._follow(lambda: all(each.over for each in workers.of("trainer")), None)
+            self._follow(lambda: all(each.over for each in workers.of("server")), LEAVE_SECONDS)
         finally:
-            company.end()
-        return tuple(each.ended.value for each in company.of("trainer") if each.ended)
+            workers.end()
+        return tuple(each.ended.value for each in workers.of("trainer") if each.ended)
 
     def _meet(self, end: float) -> JobKeys:
         """Learns the places of the actors; makes the keys of the job."""
-        company = self._company
+        workers = self._workers
         places: dict[RayProcess, ActorPlace] = {}
         seconds = end - RUNNING()
         for waited in poll(log, self._unplaced, seconds, PAUSE_SECONDS):
             if waited:
-                company.place_again()
-            new = [member for member in company.members if member.place is None]
-            answers = company.answers(new, lambda member: member.actor.place.remote(), seconds)
+                workers.place_again()
+            new = [member for member in workers.members if member.place is None]
+            answers = workers.answers(new, lambda member: member.actor.place.remote(), seconds)
             for member, place in answers.items():
                 member.place = places[member] = place
-            if not any(each.gone and not each.broken for each in company.members):
+            if not any(each.gone and not each.broken for each in workers.members):
                 break
         self._check()
         addresses = [place.address for place in places.values()]
@@ -490,12 +490,12 @@ class Attempt:
         return keys
 
     def _unplaced(self) -> str:
-        names = ", ".join(each.name for each in self._company.members if not each.place)
+        names = ", ".join(each.name for each in self._workers.members if not each.place)
         return f"waiting for Ray to place {names} on other nodes"
 
     def _start_servers(self, keys: JobKeys, end: float) -> None:
-        company, request = self._company, self._request
-        servers = company.of("server")
+        workers, request = self._workers, self._request
+        servers = workers.of("server")
 
         def start(member: RayProcess) -> Any:
             assert member.place is not None, "it has said where it is"
@@ -506,8 +506,8 @@ class Attempt:
                 StartRequest(variables, self._credentials[member], flags)
             )
 
-        company.answers(servers, start, request.start_timeout)
-        company.ask_news(servers)
+        workers.answers(servers, start, request.start_timeout)
+        workers.ask_news(servers)
         if not self._follow(lambda: all(each.endpoint for each in servers), end - RUNNING()):
             late = ", ".join(each.name for each in servers if not each.endpoint)
             raise TimeoutError(
@@ -515,9 +515,9 @@ class Attempt:
             )
 
     def _start_trainers(self) -> None:
-        company, request = self._company, self._request
-        endpoints = [server.endpoint for server in company.of("server")]
-        trainers = company.of("trainer")
+        workers, request = self._workers, self._request
+        endpoints = [server.endpoint for server in workers.of("server")]
+        trainers = workers.of("trainer")
 
         def start(member: RayProcess) -> Any:
             variables = own_variables(request, "trainer", member.number, endpoints)
@@ -526,23 +526,23 @@ class Attempt:
                 return member.actor.prepare.remote(order)
             return member.actor.start.remote(_with_script(order, request))
 
-        company.answers(trainers, start, request.start_timeout)
+        workers.answers(trainers, start, request.start_timeout)
         if request.is_function:
-            company.answers(
+            workers.answers(
                 trainers,
                 lambda member: member.actor.train.remote(request.target, request.arguments),
                 request.start_timeout,
             )
-        company.ask_news(trainers)
+        workers.ask_news(trainers)
 
     def _follow(self, condition: Any, seconds: float | None) -> bool:
-        """As the company's, until a process fails.
+        """Follows the group until a process fails.
 
         Raises:
             AttemptFailed: one has.
         """
-        company = self._company
-        followed = company.follow(lambda: condition() or company.failed, seconds)
+        workers = self._workers
+        followed = workers.follow(lambda: condition() or workers.failed, seconds)
         self._check()
         return followed
 
@@ -555,10 +555,10 @@ class Attempt:
         Raises:
             AttemptFailed: one has.
         """
-        company = self._company
-        if company.failed:
-            company.follow(lambda: all(each.over for each in company.members), REASON_SECONDS)
-            raise AttemptFailed(company.failures)
+        workers = self._workers
+        if workers.failed:
+            workers.follow(lambda: all(each.over for each in workers.members), REASON_SECONDS)
+            raise AttemptFailed(workers.failures)
 
 
 def _with_script(order: StartRequest, request: JobRequest) -> StartRequest:

@@ -204,7 +204,7 @@ class Collector:
             )
 
 
-# ---- visitors ----
+# ---- sessions ----
 #
 # The rights to read the page, and to act: see [Note: one page, one token].
 
@@ -337,7 +337,7 @@ class PageServer:
         context: for TLS; None: plain HTTP.
 
     Attributes:
-        visitors: checks rights.
+        sessions: checks rights.
 
     Raises:
         OSError: it cannot listen there; one sentence.
@@ -357,8 +357,8 @@ class PageServer:
         except OSError as error:
             raise OSError(f"web at {host}:{port}: {error.strerror or error}") from error
         bound = self._server.server_address[1]
-        self.visitors = Sessions(host, bound, context is not None)
-        self._server.answers = _Answers(self.visitors, page, logs, acts)
+        self.sessions = Sessions(host, bound, context is not None)
+        self._server.answers = _Answers(self.sessions, page, logs, acts)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.1,), name="web", daemon=True
         )
@@ -367,7 +367,7 @@ class PageServer:
     @property
     def url(self) -> str:
         """The address that the user opens."""
-        return self.visitors.url
+        return self.sessions.url
 
     def close(self) -> None:
         """Ends it; harmless when called twice."""
@@ -393,8 +393,8 @@ class _Refused(Exception):
 class _Answers:
     """The answers to requests; no HTTP."""
 
-    def __init__(self, visitors: Sessions, page: Page, logs: LogFiles, acts: Actions) -> None:
-        self.visitors, self._page, self._logs, self._acts = visitors, page, logs, acts
+    def __init__(self, sessions: Sessions, page: Page, logs: LogFiles, acts: Actions) -> None:
+        self.sessions, self._page, self._logs, self._acts = sessions, page, logs, acts
 
     def get(self, path: str, asked: Mapping[str, str]) -> tuple[str, bytes]:
         """The type and the bytes of an answer to a visitor who may read.
@@ -411,7 +411,7 @@ class _Answers:
                 {
                     **self._page(since),
                     "acts": self._acts.state(),
-                    "csrf": self.visitors.csrf,
+                    "csrf": self.sessions.csrf,
                     "logs": self._logs.names(),
                 }
             )
@@ -429,7 +429,7 @@ class _Answers:
         Raises:
             _Refused: the request comes from elsewhere, or the act is not offered now.
         """
-        if not self.visitors.may_act(headers):
+        if not self.sessions.may_act(headers):
             raise _Refused(HTTPStatus.FORBIDDEN, "this request does not come from the page")
         try:
             begun = self._acts.begin(path.removeprefix("/act/"))
@@ -534,7 +534,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, answer: Callable[[], tuple[str, bytes, Mapping[str, str]]]) -> None:
         more: Mapping[str, str] = {}
         try:
-            if not self.server.answers.visitors.knows_host(self.headers.get("Host")):
+            if not self.server.answers.sessions.knows_host(self.headers.get("Host")):
                 raise _Refused(HTTPStatus.MISDIRECTED_REQUEST, "this page has another name")
             kind, body, more = answer()
             status = HTTPStatus.OK
@@ -553,8 +553,8 @@ class _Handler(BaseHTTPRequestHandler):
         answers, url = self.server.answers, urlsplit(self.path)
         asked = {name: values[-1] for name, values in parse_qs(url.query).items()}
         more: Mapping[str, str] = {}
-        if url.path == "/" and answers.visitors.is_token(asked.get(TOKEN, "")):
-            more = {"Set-Cookie": answers.visitors.cookie()}
+        if url.path == "/" and answers.sessions.is_token(asked.get(TOKEN, "")):
+            more = {"Set-Cookie": answers.sessions.cookie()}
             self._admit()
         else:
             self._check_reader()
@@ -571,7 +571,7 @@ class _Handler(BaseHTTPRequestHandler):
         return *found, {}
 
     def _check_reader(self) -> None:
-        if not self.server.answers.visitors.may_read(self.headers.get("Cookie")):
+        if not self.server.answers.sessions.may_read(self.headers.get("Cookie")):
             text = "open the address that `pserver web` has printed: it has a token"
             raise _Refused(HTTPStatus.FORBIDDEN, text)
         self._admit()

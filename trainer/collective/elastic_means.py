@@ -88,7 +88,7 @@ class DenseSteps:
     See [Note: averages that outlive a trainer].
 
     Args:
-        company: the other trainers.
+        peers: the other trainers.
         groups: makes process groups of the trainers.
         exchange: how gradients travel.
         give: gives the values and optimizer states that a new process needs, as
@@ -106,14 +106,14 @@ class DenseSteps:
 
     def __init__(
         self,
-        company: LivePeers,
+        peers: LivePeers,
         groups: Callable[[Callable[[], None]], MemberGroups],
         exchange: GradientExchange,
         give: Callable[[], Any],
         take: Callable[[Any], None],
     ) -> None:
         self.exchange = exchange
-        self._company, self._groups = company, groups(self._check)
+        self._peers, self._groups = peers, groups(self._check)
         self._give, self._take = give, take
         self._sums: GroupSums | None = None
         self.arrived = False
@@ -151,7 +151,7 @@ class DenseSteps:
             PServerError: the job has failed.
         """
         self._work = Work(parameters, gradients, overflow)
-        with self._company.waiting():
+        with self._peers.waiting():
             result = self._made()
         return result if by_servers else self._settled(result)
 
@@ -173,7 +173,7 @@ class DenseSteps:
             )
             self._decided, self._result = True, None
             self._wanted = self._wanted or committed != len(self._groups.members)
-            with self._company.waiting():
+            with self._peers.waiting():
                 result = self._made()
         return self._settled(result)
 
@@ -249,11 +249,11 @@ class DenseSteps:
 
     @property
     def _called(self) -> bool:
-        return self._wanted or self._company.changes() > self._seen
+        return self._wanted or self._peers.changes() > self._seen
 
     def _check(self) -> None:
         """Called while a group waits; an error ends the wait."""
-        self._company.check()
+        self._peers.check()
         if not self._called:
             return
         self._noticed = self._noticed or RUNNING()
@@ -266,7 +266,7 @@ class DenseSteps:
         Raises:
             PServerError: the job has failed, or no group comes up.
         """
-        self._company.check()
+        self._peers.check()
         self._failures += 1
         if self._failures > TRIES:
             raise error
@@ -276,11 +276,11 @@ class DenseSteps:
 
     def _gather(self) -> None:
         """Gathers with the others: exchanges votes, and carries out the verdict."""
-        with self._company.waiting():
+        with self._peers.waiting():
             done = False
             while not done:
                 text = self._vote().text()
-                gathered = self._company.gather(
+                gathered = self._peers.gather(
                     text, self._number, self._ends, self._applied, self._count - self._applied
                 )
                 self._number, self._seen = gathered.number, gathered.changes
@@ -303,13 +303,13 @@ class DenseSteps:
         return Vote(
             self._groups.own.incarnation,
             self._count,
-            self._company.step(),
+            self._peers.step(),
             result,
             self._decided,
             self._work is not None and self._result is None,
             self._ends,
             self._new,
-            self._company.late and self._new,
+            self._peers.late and self._new,
             self._group,
         )
 
@@ -330,7 +330,7 @@ class DenseSteps:
                 self._sealed = True
         if verdict.values_from is not None:
             if own not in verdict.arrived:
-                self._company.drain()
+                self._peers.drain()
             given = self._told(
                 verdict.values_from, lambda: [self._count, self._applied, self._give()]
             )

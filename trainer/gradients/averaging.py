@@ -331,7 +331,7 @@ def dense_steps_of(
     plan, client = communicator.plan, communicator.clients[0]
     log.info("training collectively, beside: %s", ", ".join(plan.averaged))
     values = AveragedValues(plan, optimizers)
-    company = LivePeers(
+    peers = LivePeers(
         lambda text, after, ends, averages, overflows: client.gather(
             text, after, communicator.check, ends, averages, overflows
         ),
@@ -344,7 +344,7 @@ def dense_steps_of(
     )
     member = TrainerProcess(communicator.trainer_id, secrets.token_hex(8))
     steps = DenseSteps(
-        company,
+        peers,
         partial(MemberGroups, member, communicator.clients, Connection.from_environment()),
         WHOLE if strategy is None else exchange_of(strategy),
         values.give,

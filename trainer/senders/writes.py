@@ -295,7 +295,7 @@ class ExternalWrites:
             self._look(lane)
 
     def _look(self, lane: int) -> None:
-        step, landed = self._steps[lane], self._lanes[lane].received
+        step, received = self._steps[lane], self._lanes[lane].received
         counted, uncounted = self._suspects(lane)
         self._held_back.update(counted, uncounted)
         suspects = (
@@ -303,16 +303,16 @@ class ExternalWrites:
             if self._held_back
             else []
         )
-        everything = self._compares_everything(step) and landed.holds(self._landing(lane))
+        everything = self._compares_everything(step) and received.holds(self._received_names(lane))
         asked = suspects
         if everything and _is_regular(step):
             asked = self._all_names(lane)
         elif everything:  # comparing parameters that servers only hold takes long
-            asked = list(dict.fromkeys([*self._landing(lane), *suspects]))
-        found = landed.differing(asked) if asked else {}
+            asked = list(dict.fromkeys([*self._received_names(lane), *suspects]))
+        found = received.differing(asked) if asked else {}
         if found:
             self._lanes[lane].assign(found)
-            written = {landed.slices.variable(name) for name in found}
+            written = {received.slices.variable(name) for name in found}
             self._seen(lane, written, counted, uncounted)
         self._held_back.difference_update(suspects)
         if suspects or found:
@@ -332,13 +332,13 @@ class ExternalWrites:
 
     def _keep(self, lane: int) -> None:
         """Keeps copies of a lane's received values, if the next comparison will need them."""
-        landed = self._lanes[lane].received
-        if landed.keeps_memory:
+        received = self._lanes[lane].received
+        if received.keeps_memory:
             return
-        if landed.keeps_copies or self._compares_everything(self._steps[lane] + 1):
-            landed.copy(self._landing(lane))
+        if received.keeps_copies or self._compares_everything(self._steps[lane] + 1):
+            received.copy(self._received_names(lane))
         else:
-            landed.forget()
+            received.forget()
 
     # ---- between steps ----
 
@@ -362,10 +362,10 @@ class ExternalWrites:
             self._hold_back(index, everything=lane is None)
         yield
         for index in chosen:
-            landed = self._lanes[index].received
-            free = [name for name in self._landing(index) if name not in self._held_back]
-            if landed.holds(free) and (pulled or not landed.keeps_memory):
-                landed.copy(free)
+            received = self._lanes[index].received
+            free = [name for name in self._received_names(index) if name not in self._held_back]
+            if received.holds(free) and (pulled or not received.keeps_memory):
+                received.copy(free)
             self._note(
                 number
                 for number in self._of_lane[index]
@@ -376,12 +376,12 @@ class ExternalWrites:
         """Keeps received values off a lane's external writes."""
         counted, uncounted = self._suspects(lane)
         self._held_back.update(counted, uncounted)
-        landed, asked = self._lanes[lane].received, self._landing(lane)
-        if not (everything and landed.holds(asked)):
+        received, asked = self._lanes[lane].received, self._received_names(lane)
+        if not (everything and received.holds(asked)):
             asked = [name for name in asked if name in self._held_back]
-        found = landed.differing(asked) if asked else {}
+        found = received.differing(asked) if asked else {}
         self._held_back.difference_update(asked)
-        self._held_back.update(landed.slices.variable(name) for name in found)
+        self._held_back.update(received.slices.variable(name) for name in found)
 
     def suspected(self) -> set[str]:
         """The variables that may have been written since their lane's last step; some of them have
@@ -410,10 +410,10 @@ class ExternalWrites:
     def _all_names(self, lane: int) -> list[str]:
         return [self._names[number] for number in self._of_lane[lane]]
 
-    def _landing(self, lane: int) -> list[str]:
+    def _received_names(self, lane: int) -> list[str]:
         """The variables of a lane that receive values after a step."""
-        landed = self._lanes[lane].received
-        return [name for name in self._all_names(lane) if landed.slices.trains(name)]
+        received = self._lanes[lane].received
+        return [name for name in self._all_names(lane) if received.slices.trains(name)]
 
     def _note(self, numbers: Iterable[int]) -> None:
         listed = list(numbers)

@@ -76,7 +76,7 @@ def test_the_token_is_needed(page: PageServer) -> None:
     for path in ("/", "/data", "/page.js", "/log?name=trainer-0.log", "/?token=", "/?token=x"):
         refused = stranger.get(path)
         assert refused.status == 403 and b"token" in refused.body
-        assert page.visitors.token.encode() not in refused.body
+        assert page.sessions.token.encode() not in refused.body
     stranger.cookie = f"pserver-{stranger.port}=x"
     assert stranger.get("/data").status == 403
 
