@@ -22,6 +22,7 @@
 #   check-examples     every example in every mode, as processes
 #   check-checkpoints  every optimizer with a table, saved and loaded on 0 to 3 servers
 #   check-history      SEEDS=2000 random histories: is every step applied exactly once?
+#   check-properties   what hypothesis draws: other examples in each run, and many
 #   check-long         those tests that `make test` leaves out because others of their class stand for them; half an hour
 #   check-sample       SAMPLE=100 of all their combinations, others for each state of the source
 #
@@ -31,7 +32,7 @@
 
 .DELETE_ON_ERROR:
 CHECKS = check-equalities check-sharding check-examples check-checkpoints
-.PHONY: help demo test test-fast bench docs reference pictures lint types protos check-protos check-history check-sample check-long check-wheel check-image check-faults check-pairs fuzz clean $(CHECKS)
+.PHONY: help demo test test-fast bench docs reference pictures lint types protos check-protos check-history check-sample check-properties check-long check-wheel check-image check-faults check-pairs fuzz clean $(CHECKS)
 
 SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
@@ -82,6 +83,10 @@ check-pairs: .venv/.dev
 check-sample: .venv/.dev
 	@echo "== $(SAMPLE) combinations of the matrices, three at a time"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --check any --sample $(SAMPLE) --again $(WORKERS) 3 -r fE $(ARGS)
+
+check-properties: .venv/.dev
+	@echo "== property-based tests with 2,000 examples each, two files at a time"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m hypothesis --hypothesis-profile=search --timeout 600 $(WORKERS) 2 --dist loadfile -r fE $(ARGS)
 
 check-long: .venv/.dev
 	@echo "== tests that take long, three files at a time"

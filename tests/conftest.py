@@ -27,6 +27,7 @@ pytest_plugins = [
     "tests.support.stores",
     "tests.support.order",
     "tests.support.patience",
+    "tests.support.properties",
 ]
 
 # in the processes that tests spawn with start_method="forkserver"
