@@ -45,7 +45,7 @@ import json
 import os
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -664,16 +664,34 @@ class Reader:
             KeyError: there is no such table.
             ValueError: a file was changed or removed since the checkpoint was opened.
         """
-        if table not in self.tables:
+        if name_in(table, self.tables) not in self.tables:
             raise KeyError(
                 f"{self.saved.path}: no table {table!r}; expected one of "
                 f"{', '.join(self.tables) or 'none'}"
             )
-        layers = [_layer(link, link.tables.get(table, [])) for link in self._links]
-        holders = [part for part in self.parts if table in part.tables]
+        layers = [
+            _layer(link, link.tables.get(name_in(table, link.tables), [])) for link in self._links
+        ]
+        holders = [part for part in self.parts if name_in(table, part.tables) in part.tables]
         if holders:  # the oldest checkpoint of the chain has its rows in them
             layers.append(Layer(lambda: chain(*(each.chunks(table) for each in holders)), 0))
         return merged(layers, max_ids)
+
+
+def name_in(table: str, saved: Collection[str]) -> str:
+    """The name of a table in a checkpoint.  A program names the rows of an ``nn.Embedding`` after
+    its weight, a script of ``fleet`` after the module; each reads the other's.
+
+    Args:
+        table: its name in a job.
+        saved: the names in the checkpoint.
+    """
+    if table in saved:
+        return table
+    name, at, part = table.partition("@")
+    module = name.removesuffix(".weight")
+    other = (module if module != name else f"{name}.weight") + at + part
+    return other if other in saved else table
 
 
 def _layer(link: Manifest, pieces: Sequence[FileChunk]) -> Layer:

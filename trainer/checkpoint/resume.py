@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from pserver.checkpoint import checkpoint
-from pserver.checkpoint.checkpoint import Saved
+from pserver.checkpoint.checkpoint import Saved, name_in
 from pserver.checkpoint.manifest import WholeTensor, check_unshared
 from pserver.storage.place import place_at
 from transpiler.files import bounded_json
@@ -441,7 +441,8 @@ def load(
             each_scheduler.load_state_dict(state)
     for name in [] if tables is None else tables.names():
         assert tables is not None, "it has names"
-        tables.load(name, found.reader.chunks(name), found.meta["tables"][name])
+        saved = found.meta["tables"][name_in(name, found.meta["tables"])]
+        tables.load(name, found.reader.chunks(name), saved)
 
 
 def load_groups(saved: Sequence[Mapping[str, Any]], optimizers: Sequence[Trained]) -> None:
@@ -462,9 +463,10 @@ def load_stepped(found: OpenCheckpoint, tables: TableStore | None) -> None:
     """
     for name in [] if tables is None else tables.stepped():
         assert tables is not None
-        if f"{name}@trainer" in found.reader.tables:
-            chunks = found.reader.chunks(f"{name}@trainer")
-            tables.load_stepped(name, chunks, found.meta["tables"][name])
+        stepped = name_in(f"{name}@trainer", found.reader.tables)
+        if stepped in found.reader.tables:
+            saved = found.meta["tables"][name_in(name, found.meta["tables"])]
+            tables.load_stepped(name, found.reader.chunks(stepped), saved)
 
 
 def _odd(mine: set[str], theirs: set[str]) -> str:
@@ -480,12 +482,13 @@ def _odd(mine: set[str], theirs: set[str]) -> str:
 def _check_tables(path: str, meta: Mapping[str, Any], tables: TableStore | None) -> None:
     """Raises ValueError if a checkpoint's tables are not the job's."""
     mine, theirs = set() if tables is None else set(tables.names()), set(meta.get("tables", {}))
-    if mine != theirs:
+    saved = {name: name_in(name, theirs) for name in sorted(mine)}
+    if set(saved.values()) != theirs or len(mine) != len(theirs):
         raise ValueError(f"{path}: expected the model's tables: {_odd(mine, theirs)}")
-    for name in sorted(mine):
+    for name in saved:
         assert tables is not None, "it has tables"
         try:
-            tables.check(name, meta["tables"][name])
+            tables.check(name, meta["tables"][saved[name]])
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 
