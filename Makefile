@@ -14,6 +14,7 @@
 #
 # The complete matrices, of which `make test` takes a part.  An interrupted one goes on where it was; its table is docs/checks/NAME.md:
 #   check-equalities   every optimizer, clip and schedule, on 1 to 3 servers, eagerly and as a program, against plain torch
+#   check-lanes        what every lane promises: each mode, eagerly and as a program, of each model
 #   check-pairs        every model with every optimizer, against plain torch; every model's life in every
 #                      mode: resumed on other servers, evaluated, served by a process of its own
 #   check-faults       every fault of the network in every mode over every transport, and every death
@@ -31,7 +32,7 @@
 # TORCH_INDEX_URL, where set, is a further index to look for torch in: https://download.pytorch.org/whl/cpu has smaller wheels, without CUDA.
 
 .DELETE_ON_ERROR:
-CHECKS = check-equalities check-sharding check-examples check-checkpoints
+CHECKS = check-equalities check-lanes check-sharding check-examples check-checkpoints
 .PHONY: help demo test test-fast bench docs reference pictures lint types protos check-protos check-history check-sample check-properties check-long check-wheel check-image check-faults check-pairs fuzz clean $(CHECKS)
 
 SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
