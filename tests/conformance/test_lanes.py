@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pserver.config import ServerConfig
 from pserver.errors import JobFailed, NonFinite, Outlier
@@ -71,7 +71,6 @@ class Lane(str):
 LANES = [Lane(f"{mode}/{how}") for mode, how in itertools.product(MODES, HOW)]
 OF_GRADIENTS = [lane for lane in LANES if not MODES[lane.mode].own_steps]
 COUNTS = (1, 2)
-DENSE = [name for name in MODELS if name not in WITH_TABLES]
 NAN, HUGE = float("nan"), 1e6
 
 pytestmark = pytest.mark.slow
@@ -105,17 +104,19 @@ def test_one_trainer_equals_plain_torch(
     assert_equal(ran(script, lane, servers(count)), alone(script))
 
 
-@crossed("lanes", lane=LANES, write=WRITES)
-def test_external_writes_take_effect(servers: Servers, lane: Lane, write: str) -> None:
+@crossed("lanes", lane=LANES, write=WRITES, model=["dense", "tied"])
+def test_external_writes_take_effect(servers: Servers, lane: Lane, write: str, model: str) -> None:
     """A write between two steps, twice: the next step goes on from there, and optimizer states
     stay.
     """
 
-    def before(number: int, model: nn.Module) -> None:
+    def before(number: int, of: nn.Module) -> None:
         if number in (3, 5):
-            WRITES[write](model, number)
+            WRITES[write](of, number)
 
-    script = replace(script_of("dense"), before=before)
+    if (write, model) == ("vector_to_parameters", "tied"):
+        pytest.skip("torch has it for parameters in the order of their shape only")
+    script = replace(script_of(model), before=before)
 
     assert_equal(ran(script, lane, servers(2)), alone(script))
 
@@ -331,6 +332,7 @@ def test_a_refused_step_leaves_no_trace(servers: Servers, lane: Lane, count: int
     assert_equal(trainer.leave(), alone(script, [*data[:-2], data[-1]]))
 
 
+@pytest.mark.observes("a_sync_configs.nonfinite")
 @crossed("lanes", lane=LANES, action=["apply", "stop"])
 def test_a_step_with_a_nan_is_applied_or_ends_the_job(
     servers: Servers, lane: Lane, action: str
@@ -370,11 +372,6 @@ def test_an_outlier_leaves_no_trace_or_ends_the_job(
 def tame(parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
     """A rate at which gradients stay what they are."""
     return torch.optim.SGD(parameters, lr=2.0**-10)
-
-
-def rounded(gradient: Tensor, scheme: str) -> Tensor:
-    """A gradient as it arrives."""
-    return gradient.to(torch.bfloat16 if scheme == "bfloat16" else torch.float16).float()
 
 
 @crossed("lanes", lane=OF_GRADIENTS, scheme=["bfloat16", "float16", "int8"])

@@ -13,46 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from tests.support.eager_jobs import Servers, batches, train
-from tests.support.eager_modes import OUTER_SGD, adam, assert_equal, joined, net
+from tests.support.eager_modes import OUTER_SGD, assert_equal, joined, net
 from trainer import fleet
 from trainer.senders.parameters import ParameterSlices
-
-EXACT: dict[str, dict[str, Any]] = {
-    "async with one slot": {"send_queue_size": 1},
-    "bounded staleness": {"staleness": 3},
-    "staleness 0": {"staleness": 0},
-    "half-async of one step": {"half_async": True, "max_merge_var_num": 1},
-    "delay-compensated, no delay": {"dc_asgd": 0.5, "send_queue_size": 1},
-    "split when it is sent": {"send_queue_size": 1, "runtime_split_send_recv": True},
-    "geo": {"k_steps": 3},
-    "geo, a queue": {"k_steps": 1, "send_queue_size": 4},
-    "diloco, every step": {"k_steps": 1, "outer_optimizer": OUTER_SGD},
-    "diloco, every third": {"k_steps": 3, "outer_optimizer": OUTER_SGD},
-    "modes": {"modes": {"0.*": "async", "*": "sync"}, "send_queue_size": 1},
-    "three modes": {
-        "modes": {"0.weight": "geo", "0.*": "async", "*": "sync"},
-        "send_queue_size": 1,
-        "k_steps": 2,
-    },
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("name", EXACT)
-def test_with_one_trainer_every_mode_gives_what_plain_torch_gives(
-    servers: Servers, name: str, count: int
-) -> None:
-    """A schedule included; to the bit where the trainer waits for its own results."""
-    mine, reference = net(), net()
-    optimizer = joined(servers(count), mine, adam(mine), **EXACT[name])
-    plain = adam(reference)
-    make = torch.optim.lr_scheduler.ExponentialLR
-    train(mine, optimizer, batches(12), make(optimizer, 0.9))
-    train(reference, plain, batches(12), make(plain, 0.9))
-    fleet.finish()
-
-    assert_equal(mine, reference)
 
 
 @pytest.mark.observes("a_sync_configs.runtime_split_send_recv")

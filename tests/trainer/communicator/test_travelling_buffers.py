@@ -40,22 +40,6 @@ def hand_mean(of: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.parametrize("mode", MODES)
-def test_by_default_all_trainers_have_trainer_0s_running_statistics(
-    servers: Servers, mode: str, count: int
-) -> None:
-    """In every mode, once the job is done; nothing lands on trainer 0."""
-    jobs = trainers(servers(2), count, mode)
-    own = together(jobs, 5)
-    ended = finished(jobs)
-    assert same(ended[0], own[0]), "nothing lands on trainer 0's"
-    assert not same(own[0], own[1])
-    assert ended[0]["norm.num_batches_tracked"] == 5
-    for each in ended[1:]:
-        assert same(each, ended[0])
-
-
-@pytest.mark.parametrize("count", [2, 3])
 def test_trainers_of_a_sync_step_evaluate_alike_after_it(servers: Servers, count: int) -> None:
     """To the bit: each has trainer 0's running statistics."""
     jobs = trainers(servers(1), count, "sync")

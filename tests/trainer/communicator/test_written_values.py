@@ -47,37 +47,6 @@ def trained(optimizer: Any, mine: nn.Module, mode: str, data: Any) -> None:
             optimizer.flush()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("write", "mode"),
-    [
-        pytest.param(write, mode, marks=[] if (row - column) % 4 == 0 else pytest.mark.long)
-        for row, write in enumerate(WRITES)
-        for column, mode in enumerate(MODES)
-    ],
-)
-def test_what_a_script_writes_into_parameters_takes_effect(
-    servers: Servers, write: str, mode: str
-) -> None:
-    """Twice, in steps of different kinds: ``state_dict()`` gives it at once, the next step goes on
-    from there, and optimizer states stay.
-    """
-    mine, reference = net(), net()
-    optimizer, plain = joined(servers(2), mine, adam(mine), **MODES[mode]), adam(reference)
-    data = batches(7)
-    for number in range(1, 7):
-        trained(optimizer, mine, mode, data[number : number + 1])
-        train(reference, plain, data[number : number + 1])
-        if number in (2, 4):
-            WRITES[write](mine, number)
-            WRITES[write](reference, number)
-            assert_equal(mine, reference)
-    assert_equal(mine, reference)
-    fleet.finish()
-
-    assert_equal(mine, reference)
-
-
 def swapped(model: nn.Module, other: nn.Module) -> None:
     """The two models' values change places."""
     with torch.no_grad():
@@ -188,51 +157,6 @@ def test_gradients_that_leave_early_do_not_outrun_what_was_written(servers: Serv
                 swapped(model, other)
                 swapped(model, other)
             each.step()
-
-    assert_equal(mine, reference)
-
-
-class Frozen(nn.Module):
-    """A parameter that no optimizer has, one whose strides are not those of its shape, and one
-    under two names.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.frozen = nn.Parameter(torch.randn(3000), requires_grad=False)
-        self.wide = nn.Parameter(torch.randn(40, 6).t())
-        self.tied = nn.Linear(40, 2)
-        self.again = self.tied
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits."""
-        return self.again(torch.tanh(x @ self.wide)) * self.frozen[:2]
-
-
-@pytest.mark.parametrize("mode", ["sync", "async", "one slot", "half-async"])
-def test_frozen_tied_and_transposed_parameters_take_what_is_written(
-    servers: Servers, mode: str
-) -> None:
-    """The servers have it, those parameters too that they only hold."""
-    mine, reference = Frozen(), Frozen()
-
-    def grouped(model: Frozen) -> torch.optim.Optimizer:
-        return torch.optim.SGD(
-            [{"params": [model.wide]}, {"params": model.tied.parameters(), "lr": 0.5}], lr=0.1
-        )
-
-    optimizer, plain = joined(servers(2), mine, grouped(mine), **MODES[mode]), grouped(reference)
-    for batch in batches(6):
-        trained(optimizer, mine, mode, [batch])
-        train(reference, plain, [batch])
-        for model in (mine, reference):
-            WRITES["clamp"](model, 4)
-            model.frozen.data[2500] += 1.0
-    trained(optimizer, mine, mode, batches(1))
-    train(reference, plain, batches(1))
-    assert_equal(mine, reference)
-    optimizer.communicator.pull()
 
     assert_equal(mine, reference)
 

@@ -7,13 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.support.script_writes import WRITES
-from trainer import Executor
 from transpiler import DistributeTranspiler, DistributeTranspilerConfig, capture
 from transpiler.program import Program
 
@@ -72,57 +69,6 @@ def transpiled(
 
 def types(program: Program) -> list[str]:
     return [op.type for op in program.main.ops]
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_every_mode_of_the_configuration_trains_as_plain_torch_with_one_trainer(
-    servers: Servers, name: str
-) -> None:
-    """Slices on two servers, a schedule, 10 steps: equal to the bit."""
-    mine, reference = net(), net()
-    optimizer, plain = (
-        torch.optim.Adam(model.parameters(), lr=0.01) for model in (mine, reference)
-    )
-    schedules = [torch.optim.lr_scheduler.ExponentialLR(each, 0.9) for each in (optimizer, plain)]
-    transpiler = transpiled(mine, optimizer, servers(2), CONFIGS[name])
-    with Executor() as exe:
-        exe.run(transpiler.get_startup_program())
-        for x, y in batches(10):
-            exe.run(transpiler.get_trainer_program(), feed=(x, y))
-            plain.zero_grad()
-            step(reference, x, y).backward()
-            plain.step()
-            for schedule in schedules:
-                schedule.step()
-
-    for one, other in zip(mine.parameters(), reference.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("write", ["load_state_dict", "clamp", "data_multiply", "rebind"])
-@pytest.mark.parametrize("name", CONFIGS)
-def test_what_a_script_writes_between_two_runs_takes_effect(
-    servers: Servers, name: str, write: str
-) -> None:
-    """The next run computes with it, and the servers go on from there."""
-    mine, reference = net(), net()
-    optimizer, plain = (
-        torch.optim.Adam(model.parameters(), lr=0.01) for model in (mine, reference)
-    )
-    transpiler = transpiled(mine, optimizer, servers(2), CONFIGS[name])
-    with Executor() as exe:
-        exe.run(transpiler.get_startup_program())
-        for number, (x, y) in enumerate(batches(8)):
-            if number in (3, 6):
-                WRITES[write](mine, number)
-                WRITES[write](reference, number)
-            exe.run(transpiler.get_trainer_program(), feed=(x, y))
-            plain.zero_grad()
-            step(reference, x, y).backward()
-            plain.step()
-
-    for one, other in zip(mine.parameters(), reference.parameters(), strict=True):
-        assert torch.equal(one, other)
 
 
 def test_runtime_split_send_recv_has_no_split_or_concat_op(servers: Servers) -> None:

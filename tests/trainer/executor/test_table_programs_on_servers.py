@@ -4,8 +4,6 @@ trainers.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -26,17 +24,15 @@ from tests.support.table_programs import (
     adagrad,
     assert_close,
     batches,
-    begin_again,
     begun,
     run,
     sgd,
-    step,
     train,
     transpiled,
     values,
 )
 from trainer import DistributedEmbedding, Executor, ShowClickEntry
-from transpiler import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue, capture
+from transpiler import capture
 from transpiler.program import Program
 
 MODES: dict[str, dict[str, Any]] = {
@@ -72,22 +68,6 @@ def test_every_mode_trains_tables_as_plain_torch_with_one_trainer(servers: Serve
             most = 3 if "run time" in name else 1
             assert pulls == most if "geo" not in name else pulls <= most, name
             assert_close(found, values(reference), 1e-6)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{}, {"sync_mode": False}, {"sync_mode": False, "half_async": True}, {"k_steps": 2}],
-    ids=str,
-)
-def test_a_model_of_nothing_but_tables_trains(servers: Servers, fields: dict[str, Any]) -> None:
-    """No parameter is sent or received: a step ends all the same."""
-    reference, data = Tables(), batches(5)
-    model, _, main, startup = begun(Tables)
-    found, _ = run(transpiled(main, startup, servers(2), **fields), data, model)
-    train(reference, adagrad(reference), data)
-
-    # changes of k steps are added, and a sum rounds
-    assert_close(found, values(reference), 1e-6 if "k_steps" in fields else 0.0)
 
 
 def test_a_window_of_fresh_rows_asks_nothing(servers: Servers) -> None:
@@ -150,97 +130,6 @@ def test_a_step_of_several_lanes_is_one_step(servers: Servers, table: str, dense
             exe.run(transpiler.get_trainer_program(), feed=batch)
 
         assert exe._runtimes[0].communicator.step == 5
-
-
-CLIPS: dict[str, tuple[Any, Callable[[nn.Module], Any]]] = {
-    "value": (
-        ClipGradByValue(0.01),
-        lambda m: torch.nn.utils.clip_grad_value_(m.parameters(), 0.01),
-    ),
-    "norm": (
-        ClipGradByNorm(0.05),
-        lambda m: [torch.nn.utils.clip_grad_norm_([p], 0.05) for p in m.parameters()],
-    ),
-    "global norm": (
-        ClipGradByGlobalNorm(0.1),
-        lambda m: torch.nn.utils.clip_grad_norm_(m.parameters(), 0.1),
-    ),
-}
-
-
-class Clipped(nn.Module):
-    """A table that is looked up twice, a dense layer."""
-
-    def __init__(self, plain: bool) -> None:
-        super().__init__()
-        torch.manual_seed(2)
-        self.fc = nn.Linear(2 * DIM, 2)
-        self.emb: nn.Module = DistributedEmbedding(DIM, num_embeddings=ROWS)
-        if plain:
-            weight = self.emb(torch.arange(ROWS)).detach()
-            self.emb = nn.Embedding.from_pretrained(weight.clone(), freeze=False)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.fc(torch.cat([self.emb(ids[:, 0]), self.emb(ids[:, 1])], 1))
-        return out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CLIPS)
-def test_gradients_of_rows_are_clipped_with_the_others(servers: Servers, name: str) -> None:
-    """Alone, on servers (sync), by the trainer (async): by value, by norm, by the norm of all, as
-    torch clips an nn.Embedding.
-    """
-    clip, by_hand = CLIPS[name]
-    data, reference = batches(5), Clipped(plain=True)
-    train(reference, sgd(reference), data, by_hand)
-    expected = {
-        "fc.weight": reference.fc.weight,
-        "fc.bias": reference.fc.bias,
-        "emb": reference.emb.weight,
-    }
-    model = Clipped(plain=False)
-    main, startup = capture(model, step, sgd(model), data[0], grad_clip=clip)
-    for fields in (None, {}, {"sync_mode": False}):
-        begin_again(model, Clipped(plain=False))
-        if fields is None:
-            with Executor() as exe:
-                for batch in data:
-                    exe.run(main, feed=batch)
-            found = values(model)
-        else:
-            found, _ = run(transpiled(main, startup, servers(2), **fields), data, model)
-
-        assert_close(found, expected, 2e-6)
-
-
-@pytest.mark.slow
-def test_two_trainers_in_sync_mode_equal_one_with_both_batches(servers: Servers) -> None:
-    """Several tables on two servers, one with an optimizer of its own: the mean over trainers, to
-    1e-6.
-    """
-    data, reference, endpoints = batches(5, 8), Net(), servers(2)
-    train(reference, adagrad(reference), data)
-    models = [Net(), Net()]
-    found: dict[int, dict[str, torch.Tensor]] = {}
-    transpilers = []
-    for index, model in enumerate(models):
-        main, startup = capture(model, step, adagrad(model), data[0])
-        transpilers.append(transpiled(main, startup, endpoints, trainers=2, trainer=index))
-
-    def half(index: int) -> None:
-        parts = [(ids[index * 4 : index * 4 + 4], y[index * 4 : index * 4 + 4]) for ids, y in data]
-        found[index] = run(transpilers[index], parts, models[index])[0]
-
-    threads = [threading.Thread(target=half, args=(index,)) for index in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-
-    assert sorted(found) == [0, 1]
-    for each in found.values():
-        assert_close(each, values(reference), 1e-6)
 
 
 def test_a_server_that_is_started_by_hand_begins_with_its_rows(
