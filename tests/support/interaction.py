@@ -81,7 +81,8 @@ class Interaction:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._clock, self._turns = folder, job_frames.Clock(), Turns()
+        self._root = self._folder = folder
+        self._clock, self._turns = job_frames.Clock(), Turns()
         self._servers: dict[int, Server] = {}
         self._trainers: dict[str, Trainer] = {}  # by number and incarnation
         self._started: list[Server] = []  # of all jobs
@@ -147,11 +148,15 @@ class Interaction:
     def _do_job(
         self, *flags: str, mode: str = "async", servers: int = 1, trainers: int = 2, **config: Any
     ) -> None:
-        """Begins; with the flag ``joined`` all trainers have joined."""
+        """Begins; with the flag ``joined`` all trainers have joined, and with ``unawaited`` lost
+        servers are not awaited.
+        """
         self.close()
+        self._folder = self._root / f"after {len(self._started)}"
         self._network = Network(self._say)
         self._servers, self._trainers = {}, {}
-        self._mode, self._counts, self._config = mode, (trainers, servers), config
+        self._mode, self._counts = mode, (trainers, servers)
+        self._awaits, self._config = "unawaited" not in flags, config
         for server in range(servers):
             self._start(server)
         for trainer in range(trainers) if "joined" in flags else ():
@@ -167,8 +172,8 @@ class Interaction:
         config = ServerConfig(
             heartbeat_timeout_seconds=TIMEOUT,
             data_dir=str(self._folder / "saved"),
-            write_ahead_log=None if server else str(self._folder / "log"),
-            await_servers=True,
+            write_ahead_log=None if server or not self._awaits else str(self._folder / "log"),
+            await_servers=self._awaits,
             reload=reload,
             **self._config,
         )
@@ -248,10 +253,12 @@ class Interaction:
         job = self._servers[index]
         late, lane = "late" in flags, job.installed().lanes[0]
         member = who.members[index] if late else job.member(who.sessions.get(index, ""))
-        kind, change = lane.lane.kind, 10.0**who.number
+        kind = lane.lane.kind
         ranges = [tuple(map(int, each.split("-"))) for each in samples.split(",") if each]
-        brought = {  # a gradient, a change, or the value itself: by mode
-            name: torch.full_like(update.value, -change if kind.merges_gradients else change)
+        # a gradient, a change, or the value itself
+        change = 10.0**who.number if kind.steps_on_trainer else -(10.0**who.number)
+        brought = {
+            name: torch.full_like(update.value, change)
             + (update.value if kind.outer_optimizer else 0.0)
             for name, update in lane.updates.items()
         }
@@ -297,7 +304,12 @@ class Interaction:
         who = self._trainer(trainer)
         request = wire.BarrierRequest(session=who.sessions[0], name=name)
         meet = partial(self._servers[0].barrier, request)
-        self._call(f"{who}", meet, lambda reply: "passes" if reply.passed else "asks again")
+
+        def said(reply: wire.BarrierReply) -> str:
+            absent = f", absent {list(reply.roll.absent)}" if reply.roll.absent else ""
+            return f"passes{absent}" if reply.passed else "asks again"
+
+        self._call(f"{who}", meet, said)
 
     def _do_heartbeat(self, trainer: int | str, server: int = 0) -> None:
         """What a heartbeat tells a trainer."""
@@ -436,8 +448,13 @@ class Interaction:
     def _state(self, index: int, job: Server) -> Iterator[str]:
         installed, members = job.installed(), job._members
         away = ", ".join(map(str, installed.decisions.awaited))
+        status = job.status(wire.StatusRequest())
         said = [job.lifecycle.word, f"record {installed.decisions.last}", self._values(index)]
-        yield f"server {index}: {', '.join(said)}" + (f", awaits server {away}" if away else "")
+        said += [f"awaits server {away}"] if away else []
+        said += [f"kept for {status.kept_seconds:g} s"] if status.kept_seconds else []
+        lost = status.reload.steps_by_trainer
+        said += [f"lost steps {dict(sorted(lost.items()))}"] if status.reload.steps else []
+        yield f"server {index}: {', '.join(said)}"
         staged = {member.trainer: step for member, step, _ in installed.lanes[0].staged}
         for trainer, member in sorted(members.by_trainer.items()):
             said = [f"{trainer}{member.incarnation} {member.word}", f"step {member.step(0)}"]
