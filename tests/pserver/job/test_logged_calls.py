@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-from pserver.checkpoint import checkpoint
 from pserver.errors import Draining, Refused, TrainerLost
 from pserver.job_log.records import Call, Process
 from pserver.membership.decisions import LoggedCalls, Quiesce
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.members import Member
-from pserver.wire_pb2 import SaveReply, SaveRequest, ShrinkRequest
+from pserver.wire_pb2 import ShrinkRequest
 from tests.support.job_frames import DEADLINE
 from tests.support.reloading_jobs import World, until
 
@@ -220,7 +216,7 @@ def test_the_end_of_the_job_ends_a_call(calls: Calls) -> None:
     assert not calls.quiesce.held_behind
 
 
-# ---- two servers ----
+# ---- two servers: see tests/testdata/interaction/save.txt ----
 
 
 @pytest.fixture
@@ -228,120 +224,6 @@ def world(tmp_path: Path) -> Iterator[World]:
     made = World(data_dir=str(tmp_path / "saved"), write_ahead_log=str(tmp_path / "log"))
     yield made
     made.end()
-
-
-def asks(world: World, server: int, path: str = "a", **changed: Any) -> Callable[[], SaveReply]:
-    """Trainer 0 asks a server to save."""
-    part = world.trainers[0][server]
-    said = {"path": path, "background": True, "number": 1, **changed}
-    request = SaveRequest(session=part.session, **said)
-    return lambda: part.job.save(request)
-
-
-def calls_of(world: World, server: int) -> LoggedCalls:
-    return world.servers[server].job.installed().calls
-
-
-def has_saved(world: World, server: int) -> None:
-    until(lambda: not world.servers[server].job.saves.under_way)
-
-
-def test_a_save_is_of_one_record_though_servers_are_asked_at_different_moments(
-    world: World, tmp_path: Path
-) -> None:
-    """A step between the two is in both parts.  Nobody waits meanwhile."""
-    world.step(1, 1)
-    first = world.pool.submit(asks(world, 0))
-    until(lambda: bool(calls_of(world, 0).waiting))
-    world.step(1, 2)
-    second = world.pool.submit(asks(world, 1))
-    for each in (first, second):
-        each.result(DEADLINE)
-    world.step(1, 3)
-    for server in (0, 1):
-        has_saved(world, server)
-
-    parts = [checkpoint.reading(f"{tmp_path}/saved/a/server-{server}") for server in (0, 1)]
-    (record,) = {each.meta["log"]["record"] for each in parts}
-    assert record == world.zero.job.installed().decisions.last - 1
-    held = [value for each in parts for value in each.tensors().values()]
-    assert len(held) == 2 and all(torch.all(value == 1 - 2 * 0.5) for value in held)
-
-
-def test_a_server_that_cannot_save_has_the_others_save_nothing(
-    world: World, tmp_path: Path
-) -> None:
-    """Once it is said to them; and the next save is whole."""
-    first = world.pool.submit(asks(world, 0))
-    until(lambda: bool(calls_of(world, 0).waiting))
-    with pytest.raises(Refused, match="below the data directory"):
-        asks(world, 1, "../a")()
-    world.zero.job.save(SaveRequest(session=world.trainers[0][0].session, number=1, withdraw=True))
-    with pytest.raises(Refused, match="withdrawn"):
-        first.result(DEADLINE)
-    for each in [world.pool.submit(asks(world, server, "b", number=2)) for server in (0, 1)]:
-        each.result(DEADLINE)
-
-    for server in (0, 1):
-        has_saved(world, server)
-        assert checkpoint.reading(f"{tmp_path}/saved/b/server-{server}").tensors()
-    with pytest.raises(OSError, match="checkpoint.json"):
-        checkpoint.reading(f"{tmp_path}/saved/a/server-0")
-
-
-@pytest.mark.parametrize("server", [0, 1])
-def test_a_server_that_comes_back_takes_no_save_that_is_in_the_log(
-    world: World, tmp_path: Path, server: int
-) -> None:
-    """It has not the values of that moment.  The next one is whole."""
-    path = world.save(tmp_path, server)
-    for each in [world.pool.submit(asks(world, index)) for index in (0, 1)]:
-        each.result(DEADLINE)
-    has_saved(world, server)
-    world.lose(server)
-    world.again(path, server)
-    for number in (0, 1):
-        world.rejoin(number, server)
-    until(lambda: not world.zero.job.installed().decisions.away)
-
-    with pytest.raises(Refused, match="began before the server came back"):
-        asks(world, server)()
-    for each in [world.pool.submit(asks(world, index, "b", number=2)) for index in (0, 1)]:
-        each.result(DEADLINE)
-
-
-def test_a_server_that_is_lost_while_a_save_waits_is_ready_when_it_is_asked_again(
-    world: World, tmp_path: Path
-) -> None:
-    """What the process before had said does not count."""
-    path = world.save(tmp_path, 1)
-    first = world.pool.submit(asks(world, 1))
-    until(lambda: bool(calls_of(world, 1).waiting))
-    coordinator = world.zero.job.installed().decisions.coordinator
-    assert coordinator is not None
-    until(lambda: bool(coordinator._calls))
-    world.lose(1)
-    world.again(path, 1)
-    for number in (0, 1):
-        world.rejoin(number, 1)
-    until(lambda: not world.zero.job.installed().decisions.away)
-    second = world.pool.submit(asks(world, 0))
-    until(lambda: bool(calls_of(world, 0).waiting))
-
-    assert not second.done() and not first.done()
-    asks(world, 1, "b")()  # the process before, which is this one, still has the place
-    second.result(DEADLINE)
-
-
-def test_what_server_0_has_written_knows_the_calls(world: World, tmp_path: Path) -> None:
-    """Their numbers, as JSON has them."""
-    for each in [world.pool.submit(asks(world, server, number=7)) for server in (0, 1)]:
-        each.result(DEADLINE)
-    coordinator = world.zero.job.installed().decisions.coordinator
-    assert coordinator is not None
-    (entry,) = json.loads(json.dumps(coordinator.entries()))
-
-    assert [each[-1] for each in entry[3]] == [{"save": 7}, {}]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A server that was lost comes back from what it has saved, while its job goes on: the jobs of two
-servers in this process, whose second one is made anew.
+servers in this process, whose second one is made anew.  Transcripts in
+``tests/testdata/interaction`` show what its trainers and server 0 do meanwhile.
 """
 
 from __future__ import annotations
@@ -10,12 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from pserver.errors import FingerprintMismatch, ServerLost, UnknownSession
-from pserver.membership.decisions import process_of
+from pserver.errors import FingerprintMismatch, UnknownSession
 from pserver.service.server_metrics import ServerMetrics
 from pserver.wire_pb2 import (
     HeartbeatRequest,
-    LeaveRequest,
     StatusRequest,
 )
 from tests.support.job_frames import DEADLINE
@@ -54,150 +53,6 @@ def test_a_server_goes_on_from_its_save_and_the_next_steps_count(
     assert torch.equal(w, torch.full((2, 3), 1 - 5 * 0.5))
     assert torch.equal(b, torch.full((3,), 1 - 2 * 0.5))
     assert [each.job.failure for each in (world.zero, world.one)] == [None, None]
-
-
-def test_a_step_waits_for_the_server_and_counts_once(world: World, tmp_path: Path) -> None:
-    """Server 0 holds it undecided; the trainer sends it to the other one again."""
-    world.step(0, 1)
-    path = world.save(tmp_path)
-    world.lose()
-    until(lambda: list(world.zero.job.status(StatusRequest()).away) == [1])
-    held = world.pool.submit(world.trainers[0][0].take, 2)
-    until(lambda: world.zero.job.installed().lanes[0].undecided == 1)
-    world.again(path)
-    world.rejoin(0)
-    b = world.trainers[0][1].take(2)
-
-    assert torch.equal(held.result(DEADLINE), torch.zeros(2, 3))
-    assert torch.equal(b, torch.zeros(3))
-    assert world.one.job.status(StatusRequest()).reload.steps == 0
-    assert not world.zero.job.status(StatusRequest()).away
-
-
-def test_a_step_that_was_decided_is_answered_and_not_taken_again(
-    world: World, tmp_path: Path
-) -> None:
-    """The trainer has not heard of it, as the server died; it is among those that are lost."""
-    path = world.save(tmp_path)
-    world.step(0, 1)
-    world.lose()
-    world.again(path)
-    world.rejoin(0)
-
-    assert torch.equal(world.trainers[0][1].take(1), torch.ones(3))
-    assert torch.equal(world.step(0, 2)[1], torch.full((3,), 0.5))
-
-
-def test_it_comes_back_twice_and_counts_all_that_was_lost(world: World, tmp_path: Path) -> None:
-    """From a save that was made before its first loss, and from a later one."""
-    first = world.save(tmp_path / "first")
-    world.step(0, 1)
-    world.lose()
-    world.again(first)
-    world.rejoin(0)
-    world.step(0, 2)
-    second = world.save(tmp_path / "second")
-    world.step(0, 3)
-    world.lose()
-    world.again(second)
-    world.rejoin(0)
-    assert world.one.job.status(StatusRequest()).reload.steps == 2  # 1 and 3
-    world.lose()
-    world.again(first)
-    world.rejoin(0)
-
-    assert world.one.job.status(StatusRequest()).reload.steps == 3
-
-
-@pytest.mark.parametrize("lost", [False, True])
-def test_what_it_saves_has_trainers_that_are_not_back(
-    world: World, tmp_path: Path, lost: bool
-) -> None:
-    """And those that were lost before it came back: their steps are not counted once more."""
-    for number in (0, 1):
-        world.step(number, 1)
-    first = world.save(tmp_path / "first")
-    world.step(1, 2)
-    if lost:
-        part = world.trainers[1][0]
-        with part.job.condition:
-            part.job._silent(process_of(part.job.member(part.session)), "trainer 1 is gone")
-    world.lose()
-    world.again(first)
-    world.rejoin(0)
-    second = world.save(tmp_path / "second")
-    world.step(0, 2)
-    world.lose()
-    world.again(second)
-    world.rejoin(0)
-
-    status = world.one.job.status(StatusRequest())
-    assert dict(status.reload.steps_by_trainer) == {0: 1, 1: 1}
-
-
-def test_it_knows_who_has_left(world: World, tmp_path: Path) -> None:
-    """Nobody waits for a trainer that was preempted."""
-    path = world.save(tmp_path)
-    for part in world.trainers[1]:
-        part.job.leave(LeaveRequest(session=part.session, success=True, preempted=True, step=4))
-    world.lose()
-    world.again(path)
-    world.rejoin(0)
-    states = {
-        each.trainer_id: each.state for each in world.one.job.status(StatusRequest()).trainers
-    }
-    assert states == {0: "joined", 1: "preempted"}
-    assert torch.equal(world.step(0, 1)[1], torch.full((3,), 0.5))
-
-
-def test_a_trainer_that_joins_meanwhile_waits_for_it(world: World, tmp_path: Path) -> None:
-    """Its first step is that of the slowest, on both servers."""
-    path = world.save(tmp_path)
-    world.step(0, 1)
-    part = world.trainers[1][0]
-    with part.job.condition:
-        part.job._silent(process_of(part.job.member(part.session)), "trainer 1 is gone")
-    world.lose()
-    world.again(path)
-    world.trainers[1] = world.trainer(1, "another")
-    world.rejoin(0)
-
-    assert torch.equal(world.step(1, 2)[0], torch.zeros(2, 3))
-    assert torch.equal(world.step(0, 2)[1], torch.zeros(3))
-
-
-def test_a_server_that_does_not_come_back_ends_the_job(world: World) -> None:
-    """After the start timeout, with the reason."""
-    world.lose()
-    until(lambda: list(world.zero.job.status(StatusRequest()).away) == [1])
-    held = world.pool.submit(world.trainers[0][0].take, 1)
-    until(lambda: world.zero.job.installed().lanes[0].undecided == 1)
-    for later in (0.0, 301.0):
-        world.clock.time += later
-        for parts in world.trainers:
-            world.zero.job.heartbeat(HeartbeatRequest(session=parts[0].session))
-        world.zero.job.tick()
-
-    with pytest.raises(ServerLost, match="server 1 has not come back within 300 s"):
-        held.result(DEADLINE)
-
-
-@pytest.mark.parametrize(("mode", "settings"), [("async", {"await_servers": False}), ("sync", {})])
-def test_other_jobs_end_with_a_server(mode: str, settings: dict[str, object]) -> None:
-    """Those that do not await servers, and those whose steps need all trainers."""
-    world = World(mode, **settings)
-    try:
-        assert not world.zero.job.status(StatusRequest()).awaits_servers
-        held = world.pool.submit(world.trainers[0][0].take, 1)
-        other = world.pool.submit(world.trainers[1][0].take, 1)
-        until(lambda: world.zero.job.installed().lanes[0].undecided == 2)
-        world.lose()
-
-        for each in (held, other):
-            with pytest.raises(ServerLost, match="server 1 is gone"):
-                each.result(DEADLINE)
-    finally:
-        world.end()
 
 
 def test_a_save_of_another_plan_ends_the_server(world: World, tmp_path: Path) -> None:
