@@ -148,8 +148,8 @@ class Interaction:
     def _do_job(
         self, *flags: str, mode: str = "async", servers: int = 1, trainers: int = 2, **config: Any
     ) -> None:
-        """Begins; with the flag ``joined`` all trainers have joined, and with ``unawaited`` lost
-        servers are not awaited.
+        """Begins.  With the flag ``joined`` all trainers have joined, with ``saved`` trainer 0 has
+        saved to "a", and with ``unawaited`` lost servers are not awaited.
         """
         self.close()
         self._folder = self._root / f"after {len(self._started)}"
@@ -161,8 +161,10 @@ class Interaction:
             self._start(server)
         for trainer in range(trainers) if "joined" in flags else ():
             self._do_join(trainer=trainer)
-        for pair in ((1, 0), (0, 1)) if "joined" in flags and servers > 1 else ():
-            self._do_deliver(f"{pair[0]}->{pair[1]}")
+        self._do_deliver()
+        if "saved" in flags:
+            self._do_save(trainer=0, number=1)
+            self._do_deliver()
         self._quiet = False
 
     def _plan(self, lr: float = 1.0) -> Plan:
@@ -186,12 +188,15 @@ class Interaction:
         """Another process of a server, which reads a save."""
         self._start(server, str(self._folder / "saved" / path / f"server-{server}"))
 
-    def _do_deliver(self, pair: str, count: int = 0) -> None:
-        """Delivers messages that are under way from a server to another one: ``1->0``."""
-        sender, receiver = map(int, pair.split("->"))
-        for arrives in self._network.deliver(sender, receiver, count):
-            arrives()
-            self._turns.settle()
+    def _do_deliver(self, pair: str = "", count: int = 0) -> None:
+        """Delivers the messages that are under way from one server to another, as in ``1->0``;
+        without a pair those to server 0, and then those to server 1.
+        """
+        for each in [pair] if pair else ["1->0", "0->1"]:
+            sender, receiver = map(int, each.split("->"))
+            for arrives in self._network.deliver(sender, receiver, count):
+                arrives()
+                self._turns.settle()
 
     # ---- trainers ----
 
