@@ -1,0 +1,102 @@
+"""Processes that are forked for a job each, some at a time, and ended when their time is over.
+
+A process has a group of its own, which ends with it, and a folder for its temporary files, with a
+log of what it writes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import select
+import shutil
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MEMORY = 8 << 30  # of data, for a mutant that never stops appending
+PR_SET_PDEATHSIG = 1
+BROKEN = 70  # the status of a process whose job has raised
+
+
+@dataclass(frozen=True)
+class Job:
+    """``body`` returns the exit status; it has a limit of seconds.  ``subject``: for the caller."""
+
+    subject: Any
+    limit: float
+    body: Callable[[], int]
+
+
+class Process:
+    """A job's process."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._folder = tempfile.mkdtemp(prefix="m")  # sockets' paths must be short
+        self._began = time.monotonic()
+        self._pid = os.fork()
+        if self._pid == 0:
+            self._run()
+        self.descriptor = os.pidfd_open(self._pid)
+
+    def _run(self) -> None:
+        status = BROKEN
+        try:
+            os.setsid()
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+            log = os.open(os.path.join(self._folder, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            for stream in (1, 2):
+                os.dup2(log, stream)
+            os.environ["PYTEST_DEBUG_TEMPROOT"] = os.environ["TMPDIR"] = self._folder
+            tempfile.tempdir = None
+            status = self.job.body()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+
+    @property
+    def left(self) -> float:
+        """The seconds that it has left."""
+        return self._began + self.job.limit - time.monotonic()
+
+    def end(self) -> tuple[int, float, str]:
+        """Ends what is left of its group: the status, how long it took, and its log."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._pid, signal.SIGKILL)
+        _, status = os.waitpid(self._pid, 0)
+        took = time.monotonic() - self._began
+        os.close(self.descriptor)
+        log = Path(self._folder, "log")
+        text = log.read_text(errors="replace") if log.exists() else ""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return os.waitstatus_to_exitcode(status), took, text
+
+
+def in_processes(jobs: Iterator[Job], count: int) -> Iterator[tuple[Any, int | None, float]]:
+    """Runs jobs, ``count`` at a time: each one's subject, status and time.  The status is None
+    where the time was over.
+    """
+    running: dict[int, Process] = {}  # by descriptor
+    following = next(jobs, None)
+    while running or following:
+        while following and len(running) < count:
+            process = Process(following)
+            running[process.descriptor] = process
+            following = next(jobs, None)
+        soonest = max(0.0, min(process.left for process in running.values()))
+        ended, _, _ = select.select([*running], [], [], soonest)
+        for descriptor, process in [*running.items()]:
+            if descriptor in ended or process.left <= 0:
+                del running[descriptor]
+                status, took, _ = process.end()
+                yield process.job.subject, status if descriptor in ended else None, took
