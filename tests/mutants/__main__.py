@@ -78,7 +78,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--count", type=int, default=300, help="of mutants, at most")
     parser.add_argument("--seed", type=int, default=0, help="of their choice")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
-    parser.add_argument("--timeout", type=float, default=60.0, help="of one, at most: seconds")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds that one may hang")
     parser.add_argument("--json", type=Path, help="the file for --compare")
     parser.add_argument("--list", action="store_true", help="the mutants' names only")
     parser.add_argument("--compare", nargs=2, type=Path, metavar=("OLD", "NEW"))

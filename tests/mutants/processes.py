@@ -23,16 +23,22 @@ from typing import Any
 
 MEMORY = 8 << 30  # of data, for a mutant that never stops appending
 PR_SET_PDEATHSIG = 1
+FOREVER = 1e6
 BROKEN = 70  # the status of a process whose job has raised
 
 
 @dataclass(frozen=True)
 class Job:
-    """``body`` returns the exit status; it has a limit of seconds.  ``subject``: for the caller."""
+    """``body`` returns the exit status.  ``subject``: for the caller.
+
+    It has limits of seconds: of a core, which those that never end use up on a busy machine too,
+    and of a clock, for those that wait.
+    """
 
     subject: Any
-    limit: float
     body: Callable[[], int]
+    cpu: float = FOREVER
+    wall: float = FOREVER
 
 
 class Process:
@@ -52,7 +58,9 @@ class Process:
         try:
             os.setsid()
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+            cpu = int(time.process_time() + self.job.cpu) + 1
+            for limit, most in (("DATA", MEMORY), ("CPU", cpu), ("CORE", 0)):
+                resource.setrlimit(getattr(resource, f"RLIMIT_{limit}"), (most, most))
             log = os.open(os.path.join(self._folder, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             for stream in (1, 2):
                 os.dup2(log, stream)
@@ -66,8 +74,12 @@ class Process:
 
     @property
     def left(self) -> float:
-        """The seconds that it has left."""
-        return self._began + self.job.limit - time.monotonic()
+        """The seconds of the clock that it has left."""
+        return self._began + self.job.wall - time.monotonic()
+
+    def wait(self) -> None:
+        """Waits for its end."""
+        select.select([self.descriptor], [], [])
 
     def end(self) -> tuple[int, float, str]:
         """Ends what is left of its group: the status, how long it took, and its log."""
@@ -84,7 +96,7 @@ class Process:
 
 def in_processes(jobs: Iterator[Job], count: int) -> Iterator[tuple[Any, int | None, float]]:
     """Runs jobs, ``count`` at a time: each one's subject, status and time.  The status is None
-    where the time was over.
+    where a limit was reached.
     """
     running: dict[int, Process] = {}  # by descriptor
     following = next(jobs, None)
@@ -99,4 +111,5 @@ def in_processes(jobs: Iterator[Job], count: int) -> Iterator[tuple[Any, int | N
             if descriptor in ended or process.left <= 0:
                 del running[descriptor]
                 status, took, _ = process.end()
-                yield process.job.subject, status if descriptor in ended else None, took
+                late = descriptor not in ended or status == -signal.SIGKILL
+                yield process.job.subject, None if late else status, took

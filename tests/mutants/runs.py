@@ -14,8 +14,10 @@ import math
 import os
 import sys
 import tempfile
+import time
+import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,7 +46,7 @@ OURS = ("transpiler", "pserver", "trainer", "tests", "conftest", "__main__")
 TO_IMPORT = 97  # the status of a process whose mutant is to be imported: see [Note: two ways]
 IMPORTING = "while importing"  # what executes a line before the first test does
 TIMES, SECONDS = 5.0, 10.0  # a mutant's limit, by the time without it: how often, and what is added
-COMPILING = 120.0  # seconds for all kernels
+COMPILING = 60.0  # seconds of a core, for all kernels
 
 Lines = dict[str, dict[int, set[str]]]  # by file and line, who executes it
 
@@ -78,7 +80,8 @@ class _Tracer:
 
     def lines(self) -> Lines:
         """Who executes which, after the end."""
-        data = self._coverage.get_data()
+        with warnings.catch_warnings(action="ignore"):  # that there are none
+            data = self._coverage.get_data()
         found = {path: data.contexts_by_lineno(whole) for path, whole in self._files.items()}
         return {path: {n: {*who} for n, who in lines.items()} for path, lines in found.items()}
 
@@ -88,7 +91,7 @@ class _Found:
     """Of the tests without a mutant: the lines that each executes, and its seconds."""
 
     lines: Lines = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, tuple[float, float]] = field(default_factory=dict)  # of a core, of a clock
     modules: list[str] = field(default_factory=list)  # not ours, imported by then
     failure: str = ""
 
@@ -98,9 +101,16 @@ class _Found:
         span = range(mutant.first, mutant.last + 1)
         return set().union(*(lines.get(line, ()) for line in span))
 
-    def limit(self, tests: Sequence[str]) -> float:
-        """The seconds that these tests have with a mutant."""
-        return TIMES * sum(self.seconds.get(test, 0.0) for test in tests) + SECONDS
+    def cost(self, item: pytest.Item) -> int:
+        """How long a test takes, roughly, so that the order remains otherwise."""
+        return round(math.log2(self.seconds.get(item.nodeid, (0.0, 0.0))[1] + 0.01))
+
+    def limits(self, tests: Iterable[str], more: float) -> tuple[float, float]:
+        """The seconds that these tests have with a mutant, of a core and of a clock."""
+        cpu, wall = (
+            sum(each) for each in zip((0.0, 0.0), *map(self.seconds.get, tests), strict=True)
+        )
+        return TIMES * cpu + SECONDS, TIMES * wall + more
 
 
 class _Watch:
@@ -111,7 +121,7 @@ class _Watch:
 
     def __init__(self, tracer: _Tracer) -> None:
         self._tracer = tracer
-        self.seconds: dict[str, float] = defaultdict(float)
+        self.seconds: dict[str, tuple[float, float]] = {}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -125,8 +135,13 @@ class _Watch:
         finally:
             self._tracer.enter(_file(item))
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.seconds[report.nodeid] += report.duration
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        cpu, wall = time.process_time(), time.monotonic()
+        try:
+            return (yield)
+        finally:
+            self.seconds[item.nodeid] = time.process_time() - cpu, time.monotonic() - wall
 
 
 def _file(item: pytest.Item) -> str:
@@ -167,9 +182,7 @@ class _Collected:
         gc.collect()
         gc.freeze()
         found = self._without_mutant()
-        self._items.sort(
-            key=lambda item: round(math.log2(found.seconds.get(item.nodeid, 0) + 0.01))
-        )
+        self._items.sort(key=found.cost)
         found.modules = [name for name in sys.modules if name.partition(".")[0] not in OURS]
         self._out.send(found)
         if not found.failure:
@@ -196,12 +209,13 @@ class _Collected:
             there.send(_Found(tracer.lines(), dict(watch.seconds)))
             return status
 
-        process = Process(Job(None, 0.0, body))
+        process = Process(Job(None, body))
         there.close()
         try:
             found: _Found = here.recv()
         except EOFError:
             found = _Found()
+        process.wait()
         status, _, log = process.end()
         found.failure = log if status else ""
         return found
@@ -220,9 +234,8 @@ class _Collected:
             if not items:
                 self._out.send((mutant, NOT_EXECUTED, 0.0))
                 continue
-            limit = found.limit([item.nodeid for item in items])
             body = partial(self._run_mutated, mutant, items)
-            yield Job(mutant, min(limit, self._run.most), body)
+            yield Job(mutant, body, *found.limits((x.nodeid for x in items), self._run.timeout))
 
     def _run_mutated(self, mutant: Mutant, items: Sequence[pytest.Item]) -> int:
         name = os.path.abspath(mutant.path)
@@ -297,12 +310,12 @@ class _OneFailure:
 
 @dataclass
 class Run:
-    """The mutants, pytest's arguments, how many run at a time, and seconds of one at most."""
+    """The mutants, pytest's arguments, how many run at a time, and for how long one may hang."""
 
     mutants: Sequence[Mutant]
     words: Sequence[str]
     jobs: int
-    most: float
+    timeout: float
 
     def verdicts(self) -> Iterator[Verdict]:
         """How each fared, as they end.
@@ -313,7 +326,7 @@ class Run:
         for name in THIRD:
             importlib.import_module(name)
         here, there = Pipe(duplex=False)
-        process = Process(Job(None, 0.0, lambda: self._pytest(_Collected(self, there))))
+        process = Process(Job(None, lambda: self._pytest(_Collected(self, there))))
         there.close()
         imported: list[Mutant] = []
         try:
@@ -337,9 +350,10 @@ class Run:
 
     def _importing(self, mutants: Sequence[Mutant], found: _Found) -> Iterator[Job]:
         """Jobs that run all tests: who executes such a mutant's lines is not known."""
-        limit = min(self.most, found.limit([*found.seconds])) + COMPILING
+        cpu, wall = found.limits(found.seconds, self.timeout)
         for mutant in mutants:
-            yield Job(mutant, limit, partial(self._import_and_run, mutant))
+            body = partial(self._import_and_run, mutant)
+            yield Job(mutant, body, cpu + COMPILING, wall + 3 * COMPILING)
 
     def _import_and_run(self, mutant: Mutant) -> int:
         _import_mutated(mutant)
