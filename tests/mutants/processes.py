@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MEMORY = 8 << 30  # of data, for a mutant that never stops appending
 PR_SET_PDEATHSIG = 1
 FOREVER = 1e6
 BROKEN = 70  # the status of a process whose job has raised
@@ -59,8 +58,8 @@ class Process:
             os.setsid()
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             cpu = int(time.process_time() + self.job.cpu) + 1
-            for limit, most in (("DATA", MEMORY), ("CPU", cpu), ("CORE", 0)):
-                resource.setrlimit(getattr(resource, f"RLIMIT_{limit}"), (most, most))
+            resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
+            Path("/proc/self/oom_score_adj").write_text("1000")  # where memory ends, this one does
             log = os.open(os.path.join(self._folder, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             for stream in (1, 2):
                 os.dup2(log, stream)

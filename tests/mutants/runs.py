@@ -307,6 +307,10 @@ class _OneFailure:
         settings.register_profile("mutants", phases=phases, report_multiple_bugs=False)
         settings.load_profile("mutants")
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            os.write(1, f"{report.nodeid}\n{report.longreprtext}\n".encode())
+
 
 @dataclass
 class Run:
