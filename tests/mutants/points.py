@@ -1,7 +1,8 @@
 """The mutants of a source file: small changes of its syntax tree, each of which a test should see.
 
 Left out is what changes no behaviour that is promised: docstrings, annotations, decorators,
-assertions, log lines, ``__repr__``, f-strings, and the arguments of exceptions.
+assertions, log lines, ``__repr__``, f-strings, the arguments of exceptions, and numbers that a
+module gives a name.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ UNSEEN = {"annotation", "returns", "decorator_list", "type_params", "msg", "exc"
 TEXTS = ("__repr__", "__str__", "__rich__")
 LOGS = ("log", "_log", "logging", "warnings")
 COMPILERS = ("kernel", "njit", "intrinsic")
+NUMBERS = {ast.Constant, ast.Name, ast.Load, ast.BinOp, ast.Tuple, *ARITHMETIC, ast.Pow}
 SHORT = 60  # characters of a statement in a mutant's name
 
 
@@ -110,6 +112,8 @@ def _unseen(node: ast.AST) -> bool:
             return ast.unparse(test) in ("TYPE_CHECKING", "__name__ == '__main__'")
         case ast.Assign(targets=[ast.Name(id="__all__")]):
             return True
+        case ast.Assign(targets=[target], value=value):
+            return ast.unparse(target).isupper() and not {*map(type, ast.walk(value))} - NUMBERS
         case ast.Expr(value=ast.Call() as call):
             return _called(call).removeprefix("self.").partition(".")[0].lower() in LOGS
     return _called(node).endswith(("Error", "Exception"))
