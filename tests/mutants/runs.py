@@ -25,7 +25,7 @@ from importlib.machinery import SourceFileLoader
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import coverage
@@ -41,11 +41,9 @@ from tests.mutants.processes import Job, Process, in_processes
 KILLED, TIMED_OUT, SURVIVED, NOT_EXECUTED = "killed", "timed out", "survived", "not executed"
 OPTIONS = ["-x", "-q", "--capture=sys", "-p", "no:cacheprovider", "-p", "no:randomly"]
 OPTIONS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins are imported by then
-THIRD = ("torch", "numpy", "grpc", "numba")
-OURS = ("transpiler", "pserver", "trainer", "tests", "conftest", "__main__")
 TO_IMPORT = 97  # the status of a process whose mutant is to be imported: see [Note: two ways]
 IMPORTING = "while importing"  # what executes a line before the first test does
-TIMES, SECONDS = 5.0, 10.0  # a mutant's limit, by the time without it: how often, and what is added
+TIMES, SECONDS = 5.0, 4.0  # a mutant's limit, by the time without it: how often, and what is added
 COMPILING = 60.0  # seconds of a core, for all kernels
 
 Lines = dict[str, dict[int, set[str]]]  # by file and line, who executes it
@@ -92,7 +90,7 @@ class _Found:
 
     lines: Lines = field(default_factory=dict)
     seconds: dict[str, tuple[float, float]] = field(default_factory=dict)  # of a core, of a clock
-    modules: list[str] = field(default_factory=list)  # not ours, imported by then
+    modules: list[str] = field(default_factory=list)  # imported by then, from elsewhere
     failure: str = ""
 
     def executing(self, mutant: Mutant) -> set[str]:
@@ -148,6 +146,12 @@ def _file(item: pytest.Item) -> str:
     return item.nodeid.partition("::")[0]
 
 
+def _is_foreign(module: ModuleType) -> bool:
+    """Whether a module is imported from elsewhere, and so not changed."""
+    path = str(vars(module).get("__file__", ""))
+    return "site-packages" in path or not path.startswith(os.getcwd())
+
+
 def _run_items(items: Sequence[pytest.Item]) -> int:
     """Runs tests until one fails; the exit status."""
     for item, following in zip(items, [*items[1:], None], strict=True):
@@ -183,7 +187,7 @@ class _Collected:
         gc.freeze()
         found = self._without_mutant()
         self._items.sort(key=found.cost)
-        found.modules = [name for name in sys.modules if name.partition(".")[0] not in OURS]
+        found.modules = [name for name, module in [*sys.modules.items()] if _is_foreign(module)]
         self._out.send(found)
         if not found.failure:
             for path, lines in self._imports.lines().items():
@@ -327,8 +331,6 @@ class Run:
         Raises:
             SystemExit: the tests fail without a mutant.
         """
-        for name in THIRD:
-            importlib.import_module(name)
         here, there = Pipe(duplex=False)
         process = Process(Job(None, lambda: self._pytest(_Collected(self, there))))
         there.close()
