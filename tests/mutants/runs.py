@@ -174,9 +174,11 @@ class _Collected:
         self._imports.start()
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         """Forks for every mutant, and runs no test itself."""
         self._imports.stop()
+        if session.testsfailed or not session.items:
+            return None  # pytest says how the collection failed
         gc.unfreeze()  # nobody finds what is frozen
         self._items = session.items
         known = gc.get_objects()  # isinstance would ask proxies for their class

@@ -209,9 +209,18 @@ def test_a_run_tells_mutants_that_tests_see_from_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_tests_that_fail_anyway_kill_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("tests", "said"),
+    [
+        (TESTS.replace("== 6", "== 7"), "assert 6 == 7"),
+        (f"{TESTS}\n    import missing", "No module named 'missing'"),
+        ("", "no tests ran"),
+    ],
+    ids=["fail", "cannot be imported", "are none"],
+)
+def test_tests_that_fail_anyway_kill_nothing(tmp_path: Path, tests: str, said: str) -> None:
     """The run says how they fail, and ends."""
-    done = run(tmp_path, TESTS.replace("== 6", "== 7"))
+    done = run(tmp_path, tests)
     assert done.returncode == 1
-    assert "assert 6 == 7" in done.stderr and "fail without a mutant" in done.stderr
+    assert said in done.stderr and "fail without a mutant" in done.stderr
     assert not (tmp_path / "o.json").exists()
