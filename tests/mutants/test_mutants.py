@@ -44,6 +44,7 @@ LEFT_OUT = [
     "def f(x: a + b) -> a - b: pass",
     "@f(True)\ndef g(): pass",
     "assert a < b, f(1)",
+    "x = zip(a, b, strict=True)",
     "if TYPE_CHECKING: f(1)",
     "__all__ = [1]",
     "log.warning('%s', 1)",
