@@ -28,16 +28,11 @@ BROKEN = 70  # the status of a process whose job has raised
 
 @dataclass(frozen=True)
 class Job:
-    """``body`` returns the exit status.  ``subject``: for the caller.
-
-    It has limits of seconds: of a core, which those that never end use up on a busy machine too,
-    and of a clock, for those that wait.
-    """
+    """``body`` returns the exit status; it has a limit of seconds.  ``subject``: for the caller."""
 
     subject: Any
     body: Callable[[], int]
-    cpu: float = FOREVER
-    wall: float = FOREVER
+    limit: float = FOREVER
 
 
 class Process:
@@ -57,8 +52,7 @@ class Process:
         try:
             os.setsid()
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            cpu = int(time.process_time() + self.job.cpu) + 1
-            resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             Path("/proc/self/oom_score_adj").write_text("1000")  # where memory ends, this one does
             log = os.open(os.path.join(self._folder, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             for stream in (1, 2):
@@ -73,8 +67,8 @@ class Process:
 
     @property
     def left(self) -> float:
-        """The seconds of the clock that it has left."""
-        return self._began + self.job.wall - time.monotonic()
+        """The seconds that it has left."""
+        return self._began + self.job.limit - time.monotonic()
 
     def wait(self) -> None:
         """Waits for its end."""
@@ -110,5 +104,5 @@ def in_processes(jobs: Iterator[Job], count: int) -> Iterator[tuple[Any, int | N
             if descriptor in ended or process.left <= 0:
                 del running[descriptor]
                 status, took, _ = process.end()
-                late = descriptor not in ended or status == -signal.SIGKILL
+                late = descriptor not in ended or status == -signal.SIGXCPU
                 yield process.job.subject, None if late else status, took

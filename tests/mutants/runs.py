@@ -12,6 +12,7 @@ import gc
 import importlib
 import math
 import os
+import resource
 import sys
 import tempfile
 import time
@@ -43,8 +44,11 @@ OPTIONS = ["-x", "-q", "--capture=sys", "-p", "no:cacheprovider", "-p", "no:rand
 OPTIONS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins are imported by then
 TO_IMPORT = 97  # the status of a process whose mutant is to be imported: see [Note: two ways]
 IMPORTING = "while importing"  # what executes a line before the first test does
-TIMES, SECONDS = 5.0, 4.0  # a mutant's limit, by the time without it: how often, and what is added
-COMPILING = 60.0  # seconds of a core, for all kernels
+TIMES, SECONDS = (
+    5.0,
+    4.0,
+)  # a test's limit, by its time without a mutant: how often, and how much more
+COMPILING = 200.0  # seconds, for all kernels on a busy machine
 
 Lines = dict[str, dict[int, set[str]]]  # by file and line, who executes it
 
@@ -89,7 +93,7 @@ class _Found:
     """Of the tests without a mutant: the lines that each executes, and its seconds."""
 
     lines: Lines = field(default_factory=dict)
-    seconds: dict[str, tuple[float, float]] = field(default_factory=dict)  # of a core, of a clock
+    seconds: dict[str, float] = field(default_factory=dict)
     modules: list[str] = field(default_factory=list)  # imported by then, from elsewhere
     failure: str = ""
 
@@ -101,14 +105,11 @@ class _Found:
 
     def cost(self, item: pytest.Item) -> int:
         """How long a test takes, roughly, so that the order remains otherwise."""
-        return round(math.log2(self.seconds.get(item.nodeid, (0.0, 0.0))[1] + 0.01))
+        return round(math.log2(self.seconds.get(item.nodeid, 0.0) + 0.01))
 
-    def limits(self, tests: Iterable[str], more: float) -> tuple[float, float]:
-        """The seconds that these tests have with a mutant, of a core and of a clock."""
-        cpu, wall = (
-            sum(each) for each in zip((0.0, 0.0), *map(self.seconds.get, tests), strict=True)
-        )
-        return TIMES * cpu + SECONDS, TIMES * wall + more
+    def limit(self, tests: Iterable[str]) -> float:
+        """The seconds that these tests have together with a mutant."""
+        return TIMES * sum(self.seconds.get(test, 0.0) for test in tests)
 
 
 class _Watch:
@@ -119,7 +120,7 @@ class _Watch:
 
     def __init__(self, tracer: _Tracer) -> None:
         self._tracer = tracer
-        self.seconds: dict[str, tuple[float, float]] = {}
+        self.seconds: dict[str, float] = {}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -135,15 +136,30 @@ class _Watch:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        cpu, wall = time.process_time(), time.monotonic()
+        began = time.monotonic()
         try:
             return (yield)
         finally:
-            self.seconds[item.nodeid] = time.process_time() - cpu, time.monotonic() - wall
+            self.seconds[item.nodeid] = time.monotonic() - began
 
 
 def _file(item: pytest.Item) -> str:
     return item.nodeid.partition("::")[0]
+
+
+class _Bounds:
+    """Pytest's plugin of a run with a mutant: a test that never ends is soon over.
+
+    Its limit is of a core's time, so that a busy machine kills no mutant.
+    """
+
+    def __init__(self, found: _Found, more: float = 0.0) -> None:
+        self._found, self.more = found, more
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        most = time.process_time() + self._found.limit([item.nodeid]) + SECONDS + self.more
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(most), resource.RLIM_INFINITY))
 
 
 def _is_foreign(module: ModuleType) -> bool:
@@ -195,6 +211,8 @@ class _Collected:
             for path, lines in self._imports.lines().items():
                 for line in lines:
                     found.lines[path].setdefault(line, set()).add(IMPORTING)
+            self._bounds = _Bounds(found)
+            session.config.pluginmanager.register(self._bounds)
             for mutant, status, took in in_processes(self._jobs(found), self._run.jobs):
                 late = TO_IMPORT if status == TO_IMPORT else _outcome(status)
                 self._out.send((mutant, late, took))
@@ -223,7 +241,7 @@ class _Collected:
             found = _Found()
         process.wait()
         status, _, log = process.end()
-        found.failure = log if status else ""
+        found.failure = f"{log}\nstatus {status}" if status else ""
         return found
 
     def _jobs(self, found: _Found) -> Iterator[Job]:
@@ -241,7 +259,9 @@ class _Collected:
                 self._out.send((mutant, NOT_EXECUTED, 0.0))
                 continue
             body = partial(self._run_mutated, mutant, items)
-            yield Job(mutant, body, *found.limits((x.nodeid for x in items), self._run.timeout))
+            self._bounds.more = COMPILING if mutant.compiled else 0.0
+            limit = found.limit(item.nodeid for item in items) + self._bounds.more
+            yield Job(mutant, body, limit + self._run.timeout)
 
     def _run_mutated(self, mutant: Mutant, items: Sequence[pytest.Item]) -> int:
         name = os.path.abspath(mutant.path)
@@ -358,14 +378,13 @@ class Run:
 
     def _importing(self, mutants: Sequence[Mutant], found: _Found) -> Iterator[Job]:
         """Jobs that run all tests: who executes such a mutant's lines is not known."""
-        cpu, wall = found.limits(found.seconds, self.timeout)
+        limit = found.limit(found.seconds) + self.timeout + COMPILING
         for mutant in mutants:
-            body = partial(self._import_and_run, mutant)
-            yield Job(mutant, body, cpu + COMPILING, wall + 3 * COMPILING)
+            yield Job(mutant, partial(self._import_and_run, mutant, found), limit)
 
-    def _import_and_run(self, mutant: Mutant) -> int:
+    def _import_and_run(self, mutant: Mutant, found: _Found) -> int:
         _import_mutated(mutant)
-        return self._pytest()
+        return self._pytest(_Bounds(found, COMPILING))
 
     def _pytest(self, *plugins: object) -> int:
         return int(pytest.main([*OPTIONS, *self.words], plugins=[_OneFailure(), *plugins]))
