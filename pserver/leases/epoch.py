@@ -155,12 +155,13 @@ class EpochSegments:
 
     Attributes:
         ends: the lengths that are known, by segment; with ``together`` that of the run, by 0.
+        furthest: by segment, how many positions exist, as decided steps say.
     """
 
     def __init__(self, count: int, together: bool) -> None:
         self._count, self._together = count, together
         self.ends: dict[int, int] = {}
-        self._furthest: dict[int, int] = {}  # positions that exist, as decided steps say
+        self.furthest: dict[int, int] = {}
 
     @property
     def known(self) -> bool:
@@ -185,7 +186,7 @@ class EpochSegments:
         """Notes that these positions exist: a step has consumed them."""
         segment = start // WIDTH
         length = stop - segment * WIDTH
-        self._furthest[segment] = max(length, self._furthest.get(segment, 0))
+        self.furthest[segment] = max(length, self.furthest.get(segment, 0))
 
     def end(self, segment: int, length: int) -> Iterator[Range]:
         """Takes an end that a trainer has met; returns the positions that do not exist.
@@ -204,7 +205,7 @@ class EpochSegments:
         known = self.ends.get(segment, length)
         rows = length // self._count if self._together else length
         mine = range(self._count) if self._together else [segment]
-        furthest = max(self._furthest.get(each, 0) for each in mine)
+        furthest = max(self.furthest.get(each, 0) for each in mine)
         if known != length or rows < furthest:
             more = known if known != length else f"at least {furthest}"
             raise ValueError(
@@ -233,13 +234,15 @@ class EpochSegments:
                 found.append((start, stop))
         return found
 
-    def plain(self) -> list[list[int]]:
-        """The ends, as JSON can hold them."""
-        return [[segment, length] for segment, length in self.ends.items()]
+    def plain(self) -> dict[str, list[list[int]]]:
+        """The ends, as JSON can hold them; and what is before those that are not known."""
+        before = [[each, length] for each, length in self.furthest.items()]
+        return {"ends": list(map(list, self.ends.items())), "furthest": before}
 
-    def restore(self, plain: list[list[int]]) -> None:
-        """Restores the ends that :meth:`plain` gave."""
-        self.ends = {segment: length for segment, length in plain}
+    def restore(self, plain: Mapping[str, Any]) -> None:
+        """Restores what :meth:`plain` gave."""
+        self.ends = dict(plain["ends"])
+        self.furthest = dict(plain.get("furthest", ()))  # earlier versions have none
 
 
 def place_of(position: int, stripes: int) -> int:
@@ -550,6 +553,7 @@ class EpochLeases:
     Attributes:
         over: nothing is dealt out any more.
         quit: trainers that take nothing more of it.
+        read: it is of a checkpoint, and no trainer has asked yet.
     """
 
     def __init__(self, epoch: Epoch) -> None:
@@ -563,7 +567,7 @@ class EpochLeases:
         self._decided = self._skipped = self._left_out = self._handed_back = 0
         self.over = False
         self.quit: set[int] = set()
-        self._read = False  # from a checkpoint, and no trainer has asked yet
+        self.read = False
         self._stripes = epoch.stripes  # of the trainers that there are now
         self._segments = (
             EpochSegments(epoch.segments, bool(epoch.stripes)) if epoch.segments else None
@@ -593,7 +597,7 @@ class EpochLeases:
             ValueError: it is another epoch, or has no known end, which only as many trainers as
                 before can continue.
         """
-        self.epoch, self._read = _gone_on(self.epoch, epoch, self._read), False
+        self.epoch, self.read = _gone_on(self.epoch, epoch, self.read), False
         if epoch.stripes != self._stripes:
             self._stripes = epoch.stripes
             for each in self._own.values():
@@ -881,7 +885,7 @@ class EpochLeases:
             "skipped": self._skipped,
             "left_out": self._left_out,
             "handed_back": self._handed_back,
-            "ends": [] if self._segments is None else self._segments.plain(),
+            **({"ends": []} if self._segments is None else self._segments.plain()),
             "over": self.over,
             "quit": sorted(self.quit),
             "idle": sorted(self._idle.items()),
@@ -903,7 +907,7 @@ class EpochLeases:
         made._decided, made._skipped = plain["decided"], plain["skipped"]
         made._left_out, made._handed_back = plain["left_out"], plain["handed_back"]
         if made._segments is not None:
-            made._segments.restore(plain["ends"])
+            made._segments.restore(plain)
         made.over, made.quit = plain["over"], set(plain["quit"])
         made._idle = dict(plain.get("idle", ()))  # checkpoints of earlier versions have none
         return made
@@ -913,7 +917,7 @@ def begun_again(leases: EpochLeases) -> EpochLeases:
     """The leases for trainers that all start again: nothing is leased, and all have equally many
     batches left.  Where one was gone, these numbers differ, and what is left is divided anew.
     """
-    leases._read = True
+    leases.read = True
     leases._idle.clear()
     for trainer in list(leases._leased):
         leases.take_back(trainer)

@@ -140,8 +140,9 @@ class LeaseTable:
         self.remove(trainer, self._incarnations.get(trainer, ""))
         self._incarnations[trainer] = incarnation
         self._gone.discard(trainer)
-        for number, leases in self._epochs.items() if again else ():
-            leases.rejoin(trainer, self._others(trainer, number, {}))
+        for leases in self._epochs.values() if again else ():
+            # another late one that has not joined yet has not given up what it has missed
+            leases.rejoin(trainer, dict.fromkeys(self._incarnations.keys() - {trainer}, 0))
 
     def wait_for(self, trainer: int) -> None:
         """Awaits a process of this number: its own positions are not divided meanwhile."""
@@ -354,6 +355,7 @@ class LeaseTable:
             "incarnations": sorted(self._incarnations.items()),
             "gone": sorted(self._gone),
             "answered": answered,
+            "read": [number for number, each in self._epochs.items() if each.read],
         }
 
     @classmethod
@@ -366,6 +368,7 @@ class LeaseTable:
         made = cls.of({**whole, "epochs": []}, whole["trainers"])
         for each in whole["epochs"]:
             leases = EpochLeases.of(each)
+            leases.read = leases.epoch.number in whole["read"]
             made._epochs[leases.epoch.number] = leases
         made._incarnations, made._gone = dict(whole["incarnations"]), set(whole["gone"])
         for trainer, number, reply in whole["answered"]:

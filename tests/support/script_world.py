@@ -1,5 +1,6 @@
-"""The world of lost trainers, with the code that trainers run: scripts that iterate over what
-leases give them of each kind of data, without threads, sockets or servers.
+"""A job whose trainers are killed, started again, and join and leave, with the code that trainers
+run: scripts that iterate over what leases give them of each kind of data, in random schedules
+without threads, sockets or servers.
 """
 
 from __future__ import annotations
@@ -16,10 +17,8 @@ import numpy as np
 from pserver import wire_pb2 as wire
 from pserver.lane.leases import JobLeases
 from pserver.leases.epoch import Account, Epoch
-from pserver.leases.table import LeaseTable
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.members import Member, Membership, MemberState
-from tests.support.lease_world import World
 from tests.support.memory_passes import memory_pass
 from tests.support.scripts import Desk, Script, Step, Waits, items_of
 from trainer.data.batches import Columns
@@ -30,19 +29,32 @@ from trainer.samplers.leased_files import LeasedFiles, epoch_of
 from trainer.samplers.leased_pass import BatchLists, Leased, LeasedPass, SampleLists
 from trainer.samplers.striped_files import StripedFiles, striped_epoch
 
+LONGEST = 20_000  # events of a schedule
 KINDS = ("samples", "batches", "iterable", "files", "memory")
 
 
-class ScriptWorld(World):
+class ScriptWorld:
     """One schedule, over data of one kind.
 
     Args:
+        seed: of everything.
+        together: the trainers step together.
         kind: one of ``KINDS``.
     """
 
     def __init__(self, seed: int, together: bool, kind: str) -> None:
-        super().__init__(seed, LeaseTable, together)
-        self.kind = kind
+        self.random, self.together, self.kind = random.Random(seed), together, kind
+        self.trainers = self.random.randint(1, 4)
+        self.samples = self.random.randint(4 * self.trainers, 120)
+        self.batch, self.epochs = self.random.randint(1, 7), self.random.randint(1, 3)
+        self.drop_last = self.random.random() < 0.2 and self.samples >= self.batch * 4 * 4
+        self.every = self.random.choice((1, 1, 2, 3))
+        self.breaks = self.random.choice((0.0, 0.0, 0.02))
+        self.there: dict[int, Script] = {}
+        self.away: list[int] = list(range(self.trainers))
+        self.counted: dict[int, Counter[int]] = {n: Counter() for n in range(self.epochs)}
+        self.started = 0
+        self.saved: tuple[str, str] | None = None
         self.applying: list[tuple[Member, Step]] = []
         self.serve()
         draw = random.Random(seed)
@@ -86,10 +98,9 @@ class ScriptWorld(World):
         self.away.remove(number)
         member = Member(number, f"start {self.started}", "tcp", 0.0)
         self.members.add(member)
-        script: Any = Script(number, member.incarnation, member, Desk(self, member))
-        self.there[number] = script
+        self.there[number] = Script(number, member.incarnation, member, Desk(self, member))
 
-    def kill(self, trainer: Any) -> None:
+    def kill(self, trainer: Script) -> None:
         """What has no record does not count."""
         del self.there[trainer.number]
         self.away.append(trainer.number)
@@ -97,7 +108,7 @@ class ScriptWorld(World):
         if trainer.arrived is not None:
             trainer.member.watermark(0).taking -= 1
 
-    def leave(self, trainer: Any) -> None:
+    def leave(self, trainer: Script) -> None:
         if not self.together:
             while self.under_way(trainer):
                 self.move_on(trainer)
@@ -105,7 +116,12 @@ class ScriptWorld(World):
         if not self.together:
             trainer.member.state = MemberState.LEFT
 
+    def save(self) -> None:
+        counted = {n: dict(each) for n, each in self.counted.items()}
+        self.saved = json.dumps(self.table.plain()), json.dumps(counted)
+
     def restart(self) -> None:
+        """The whole job, from what it saved; with another number of trainers, maybe."""
         assert self.saved is not None
         plain, counted = map(json.loads, self.saved)
         self.trainers = self.trainers_again()
@@ -121,12 +137,16 @@ class ScriptWorld(World):
 
     @property
     def quiet(self) -> bool:
+        """Whether no step is under way, as during a save."""
         return not any(map(self.under_way, self.there.values())) and not self.applying
 
     def trainers_again(self) -> int:
+        """How many there are when the whole job starts again."""
         # data whose end nobody knows is divided among as many as before: others are refused
         fixed = self.kind == "iterable" and self.together
-        return self.trainers if fixed else super().trainers_again()
+        if fixed or self.random.random() < 0.5:
+            return self.trainers
+        return self.random.randint(1, 4)
 
     def begin(self, script: Script) -> Leased:
         """A pass, as the script's process makes it."""
@@ -181,14 +201,14 @@ class ScriptWorld(World):
 
     # ---- what a script does ----
 
-    def advance(self, trainer: Any, faults: bool) -> None:
-        script: Script = trainer
+    def advance(self, script: Script, faults: bool) -> None:
+        """Something that this trainer does next, if it can do anything."""
         mine = [each for each, _ in self.applying if each.trainer == script.number]
         if any(each is not script.member for each in mine):
             return  # the server lets it wait: a step of the process before it is being applied
         if script.done:
             if self.accounted and not self.under_way(script):
-                self.leave(trainer)
+                self.leave(script)
             return
         if self.together and self.under_way(script):  # a sync step is decided before the next one
             return
@@ -239,7 +259,7 @@ class ScriptWorld(World):
 
     # ---- what becomes of steps ----
 
-    def under_way(self, script: Any) -> bool:
+    def under_way(self, script: Script) -> bool:
         """Whether a step of a process is not applied."""
         mine = any(member is script.member for member, _ in self.applying)
         return bool(script.staged or script.arrived or mine)
@@ -279,7 +299,7 @@ class ScriptWorld(World):
             self.counted[ranges[0][0]].update(items)
 
     def decide_next(self) -> None:
-        scripts: list[Any] = list(self.there.values())
+        scripts = list(self.there.values())
         if not self.together:
             moving = [each for each in scripts if self.under_way(each)]
             orphans = [each for each in self.applying if each[0].state is MemberState.LOST]
@@ -300,6 +320,52 @@ class ScriptWorld(World):
             for each in part:
                 if each.arrived:
                     self.stand(each)
+
+    # ---- a schedule ----
+
+    def fault(self) -> None:
+        kind = self.random.random()
+        trainers = list(self.there.values())
+        if kind < 0.35 and trainers:
+            self.kill(self.random.choice(trainers))
+        elif kind < 0.5 and trainers:
+            self.leave(self.random.choice(trainers))
+        elif kind < 0.8 and self.away:
+            self.join(self.random.choice(self.away))
+        elif kind < 0.92 and self.quiet:
+            self.save()
+        elif self.saved is not None and self.random.random() < 0.3:
+            self.restart()
+
+    def run(self) -> None:
+        """Faults, then peace until every script is at its end.
+
+        Raises:
+            AssertionError: it does not come to its end.
+        """
+        for number in list(self.away):
+            self.join(number)
+        rate = self.random.choice((0.0, 0.02, 0.1))
+        for event in range(LONGEST):
+            faults = event < 400
+            if faults and self.random.random() < rate:
+                self.fault()
+            if self.away and not faults:
+                if self.accounted and not self.there:
+                    return
+                for number in [] if self.accounted else list(self.away):
+                    self.join(number)
+            if self.random.random() < 0.3:
+                self.decide_next()
+            elif self.there:
+                self.advance(self.random.choice(list(self.there.values())), faults)
+        raise AssertionError("the schedule does not end")
+
+    @property
+    def accounted(self) -> bool:
+        """Whether every epoch is over."""
+        accounts = self.table.accounts
+        return all(n in accounts and accounts[n].over for n in range(self.epochs))
 
     # ---- the account ----
 

@@ -77,8 +77,7 @@ Step = tuple[list[EpochRange], list[int]]  # what its commit names, and the samp
 
 @dataclass
 class Script:
-    """A process: a loop over epochs, with a step each ``every`` batches.  It has the attributes of
-    :class:`tests.support.lease_world.Trainer` that worlds look at.
+    """A process: a loop over epochs, with a step each so many batches.
 
     A step goes from ``staged`` (at the trainer) to ``arrived`` (at the server) to the world's
     ``applying`` (its record stands), and is applied.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pserver.leases.epoch import Account, Epoch, Lease
+from pserver.leases.epoch import Epoch
 from pserver.leases.table import LeaseAsked, LeaseTable
 
 ON_DEMAND = Epoch(0, "", "0", samples=40, batch_size=5)
@@ -58,39 +58,6 @@ def test_what_was_had_of_data_without_a_known_end_is_no_later_end() -> None:
         table.lease(0, "a", LeaseAsked(2, epoch, 1, ended=((0, 0, 6),)))
 
 
-def test_what_a_lost_trainer_had_goes_to_the_others() -> None:
-    """What its decided steps consumed does not."""
-    table = joined(0, 1)
-    table.lease(1, "a", LeaseAsked(1, ON_DEMAND, 1))
-    table.decided(1, "a", [(0, 0, 3)])
-    table.remove(1, "a")
-
-    assert table.lease(0, "a", LeaseAsked(1, ON_DEMAND, 1)).ranges == ((3, 8),)
-
-
-def test_a_replacement_that_was_waited_for_has_its_own_stripe() -> None:
-    """It goes on where the records of its number ended, in the same order."""
-    table = joined(0, 1)
-    for trainer in (0, 1):
-        table.lease(trainer, "a", LeaseAsked(1, STRIPED, 100))
-        table.decided(trainer, "a", [(0, 20 * trainer, 20 * trainer + 5)])
-    table.remove(1, "a")
-    table.join(1, "b")
-
-    assert table.lease(1, "b", LeaseAsked(1, STRIPED, 100)) == Lease(((25, 40),), 3, stripes=2)
-
-
-def test_survivors_divide_the_stripe_of_who_does_not_come_back() -> None:
-    """When they have used up their own."""
-    table = joined(0, 1)
-    table.lease(0, "a", LeaseAsked(1, STRIPED, 100))
-    table.remove(1, "")
-    table.remove(1, "a")
-    table.decided(0, "a", [(0, 0, 20)])
-
-    assert table.lease(0, "a", LeaseAsked(2, STRIPED, 100, 0)).ranges == ((20, 40),)
-
-
 @pytest.mark.parametrize("uneven", [False, True])
 def test_fewer_batches_than_survivors_are_left_out_where_they_step_together(uneven: bool) -> None:
     """Otherwise some of the survivors have them."""
@@ -109,18 +76,6 @@ def test_fewer_batches_than_survivors_are_left_out_where_they_step_together(unev
     assert table.accounts[0].left_out == (0 if uneven else 1)
 
 
-def test_a_replacement_that_was_not_waited_for_gives_up_what_it_missed() -> None:
-    """So that all trainers that step together end with one step."""
-    table = joined(0, 1)
-    table.lease(0, "a", LeaseAsked(1, STRIPED, 100))
-    table.remove(1, "a")
-    table.decided(0, "a", [(0, 0, 15)])
-    table.expect(1, {})
-    table.join(1, "b")
-
-    assert table.lease(1, "b", LeaseAsked(1, STRIPED, 100)).ranges == ((35, 40),)
-
-
 def test_a_replacement_steps_on_from_the_decided_step_at_which_it_was_let_in() -> None:
     """Neither a step that is decided and not applied yet, nor steps that others take before it
     asks, change how many batches it has.
@@ -137,100 +92,22 @@ def test_a_replacement_steps_on_from_the_decided_step_at_which_it_was_let_in() -
     assert table.lease(1, "b", LeaseAsked(1, STRIPED, 100)).ranges == ((30, 40),)
 
 
-def test_the_epoch_waits_for_a_replacement_that_was_let_in() -> None:
-    """Until it is known that it does not come."""
-    table = joined(0, 1)
-    table.lease(0, "a", LeaseAsked(1, STRIPED, 100))
-    table.remove(1, "a")
-    table.expect(1, {})
-    table.decided(0, "a", [(0, 0, 20)])
-
-    assert table.lease(0, "a", LeaseAsked(2, STRIPED, 100, 0)) == Lease()
-    table.give_up(1)
-    assert table.lease(0, "a", LeaseAsked(2, STRIPED, 100, 0)).ranges == ((20, 40),)
-
-
-def test_the_end_waits_for_steps_that_are_not_decided() -> None:
-    """Their samples may come back."""
-    table = joined(0, 1)
-    table.lease(1, "a", LeaseAsked(1, ON_DEMAND, 100))
-    number = 0
-    while (lease := table.lease(0, "a", LeaseAsked(number + 1, ON_DEMAND, 100, 0))).ranges:
-        number += 1
-        table.decided(0, "a", [(0, a, b) for a, b in lease.ranges])
-
-    assert lease == Lease()
-    table.remove(1, "a")
-    again = table.lease(0, "a", LeaseAsked(number + 2, ON_DEMAND, 100, 0))
-    assert again.ranges == ((0, 5),)
+def test_two_that_come_late_together_have_as_much_as_the_others_have_left() -> None:
+    """Where these have stepped on meanwhile: neither counts as one that has not."""
+    table, epoch = LeaseTable(3), replace(STRIPED, samples=60, stripes=3)
+    for trainer in range(3):
+        table.join(trainer, "a")
+    table.lease(0, "a", LeaseAsked(1, epoch, 100))
+    for trainer in (1, 2):
+        table.remove(trainer, "a")
+    for trainer in (1, 2):
+        table.expect(trainer, {})
     table.decided(0, "a", [(0, 0, 5)])
-    assert table.lease(0, "a", LeaseAsked(number + 3, ON_DEMAND, 100, 0)).over
-    assert table.accounts == {0: Account(40, 40, 0, 0, over=True, handed_back=5)}
+    for trainer in (1, 2):
+        table.join(trainer, "b", again=True)
 
-
-def test_batches_without_a_step_at_the_end_count_as_skipped() -> None:
-    """They are counted when the trainer goes on to the next pass; a step before that has them."""
-    table = LeaseTable(1)
-    table.join(0, "a")
-    epoch = Epoch(0, "", "0", samples=10, batch_size=5)
-    number, taken = 0, 0
-    while not (lease := table.lease(0, "a", LeaseAsked(number + 1, epoch, 9, taken))).over:
-        number, taken = number + 1, taken + sum(b - a for a, b in lease.ranges)
-    table.decided(0, "a", [(0, 0, 5)])
-    table.lease(0, "a", LeaseAsked(number + 2, skipped=((0, 5, 10),), stopped=(0,)))
-
-    assert table.accounts == {0: Account(10, 5, 5, 0, over=True)}
-
-
-def test_a_repeated_request_has_the_same_reply() -> None:
-    """A lost reply loses no samples."""
-    table = joined(0, 1)
-    first = table.lease(0, "a", LeaseAsked(1, ON_DEMAND, 1))
-
-    assert table.lease(0, "a", LeaseAsked(1, ON_DEMAND, 1)) == first
-
-
-def test_a_process_that_was_replaced_is_refused() -> None:
-    """It neither gets samples nor counts any."""
-    table = joined(0, 1)
-    table.lease(0, "a", LeaseAsked(1, ON_DEMAND, 1))
-    table.join(0, "b")
-
-    with pytest.raises(ValueError, match="expected incarnation b, got a"):
-        table.lease(0, "a", LeaseAsked(2, ON_DEMAND, 1))
-    with pytest.raises(ValueError, match="expected incarnation b, got a"):
-        table.decided(0, "a", [(0, 0, 5)])
-
-
-def test_a_step_names_what_its_trainer_has_leased() -> None:
-    """Anything else is refused, before it counts."""
-    table = joined(0, 1)
-    table.lease(0, "a", LeaseAsked(1, ON_DEMAND, 1))
-
-    with pytest.raises(ValueError, match="expected positions that it has leased, got 3 to 8"):
-        table.check(0, "a", [(0, 3, 8)])
-    with pytest.raises(ValueError, match="epoch 7 has no leases"):
-        table.check(0, "a", [(7, 0, 5)])
-    table.check(0, "a", [(0, 0, 5)])
-
-
-def test_trainers_iterate_over_the_same_data() -> None:
-    """Another data set is refused, and both are named."""
-    table = joined(0, 1)
-    table.lease(0, "a", LeaseAsked(1, ON_DEMAND, 1))
-
-    with pytest.raises(ValueError, match=r"samples=40.*got .*samples=39"):
-        table.lease(1, "a", LeaseAsked(1, Epoch(0, "", "0", 39, 5), 1))
-
-
-def test_a_closed_epoch_gives_nothing_more() -> None:
-    """A process that is started again comes by at epochs that are over."""
-    table = joined(0)
-    table.remove(1, "")
-    lease = table.lease(0, "a", LeaseAsked(1, Epoch(3, "", "0", 2, 1), 100, 0))
-    table.decided(0, "a", [(3, a, b) for a, b in lease.ranges])
-
-    assert table.lease(0, "a", LeaseAsked(2, Epoch(1, "", "0", 2, 1), 1, 0)).over
+    late = [table.lease(trainer, "b", LeaseAsked(1, epoch, 100)) for trainer in (1, 2)]
+    assert [each.batches for each in late] == [3, 3]
 
 
 UNKNOWN_END = Epoch(0, "", "0", 0, 1, unit="batches", whole=True, segments=1)
@@ -290,26 +167,6 @@ def test_an_end_that_no_data_has_is_refused() -> None:
         table.lease(0, "a", LeaseAsked(2, UNKNOWN_END, 1, ended=((0, 0, 2**40),)))
 
 
-@pytest.mark.parametrize("trainers", [1, 2, 3])
-def test_a_saved_table_goes_on_with_any_number_of_trainers(trainers: int) -> None:
-    """What was leased and not decided is dealt again."""
-    table = joined(0, 1)
-    table.lease(0, "a", LeaseAsked(1, STRIPED, 100))
-    table.decided(0, "a", [(0, 0, 10)])
-    again = LeaseTable.of(json.loads(json.dumps(table.plain())), trainers)
-    epoch = Epoch(0, "", "0", 40, 5, stripes=trainers)
-    found: list[int] = []
-    for trainer in range(trainers):
-        again.join(trainer, "b")
-    for number in range(1, 5):
-        for trainer in range(trainers):
-            lease = again.lease(trainer, "b", LeaseAsked(number, epoch, 100, 0))
-            found += [p for a, b in lease.ranges for p in range(a, b)]
-            again.decided(trainer, "b", [(0, a, b) for a, b in lease.ranges])
-
-    assert sorted(found) == list(range(10, 40))
-
-
 def test_a_saved_table_goes_on_in_batches_of_another_size() -> None:
     """As where a script divides its batch size by the number of trainers.  Not where trainers that
     step together had divided the pass, nor where one of several says another size.
@@ -332,20 +189,6 @@ def test_a_saved_table_goes_on_in_batches_of_another_size() -> None:
     other.join(0, "b")
     with pytest.raises(ValueError, match="goes on with a pass of trainers that step together"):
         other.lease(0, "b", LeaseAsked(1, replace(STRIPED, batch_size=2), 1))
-
-
-def test_trainers_that_begin_again_have_equally_many_batches() -> None:
-    """Also where only one of them had trained on, when the table was saved."""
-    table = joined(0, 1)
-    table.lease(0, "a", LeaseAsked(1, STRIPED, 100))
-    table.decided(0, "a", [(0, 0, 10)])
-    again = LeaseTable.of(json.loads(json.dumps(table.plain())), 2)
-    for trainer in (0, 1):
-        again.join(trainer, "b")
-    first = [again.lease(t, "b", LeaseAsked(1, STRIPED, 100, unstepped=0)) for t in (0, 1)]
-    second = again.lease(0, "b", LeaseAsked(2, STRIPED, 100, unstepped=0))
-
-    assert not first[0].ranges and first[1].batches == second.batches == 3
 
 
 def test_dealing_a_large_epoch_keeps_no_list_of_samples() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pserver.leases.epoch import Epoch, Intervals, Stripes
+from pserver.leases.epoch import Epoch, Intervals, Range, Stripes
 from pserver.leases.table import LeaseAsked, LeaseTable
 from trainer.samplers.part import JointBatches, Part
 
@@ -24,52 +25,83 @@ def leased_batches(samples: int, batch: int, trainers: int, drop_last: bool) -> 
     return found
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_a_job_that_loses_nobody_has_the_order_of_joint_batches(seed: int) -> None:
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(1, 90), st.booleans())
+def test_a_job_that_loses_nobody_has_the_order_of_joint_batches(
+    trainers: int, batch: int, samples: int, drop_last: bool
+) -> None:
     """Batch by batch on every trainer, so that a cluster's run stays equal to a single node's."""
-    draw = random.Random(seed)
-    trainers, batch = draw.randint(1, 5), draw.randint(1, 6)
-    samples, drop_last = draw.randint(trainers, 90), draw.random() < 0.3
-    if drop_last and samples < trainers * batch:
-        drop_last = False
-    order = range(samples)
-
+    assume(samples >= trainers * (batch if drop_last else 1))
     expected = [
         each
         for trainer in range(trainers)
-        for each in JointBatches(order, batch, Part(trainer, trainers), drop_last)
+        for each in JointBatches(range(samples), batch, Part(trainer, trainers), drop_last)
     ]
 
     assert leased_batches(samples, batch, trainers, drop_last) == expected
 
 
-def test_intervals_are_a_set() -> None:
-    """They say what a set says, after any adding, removing and taking."""
-    draw = random.Random(0)
-    intervals, numbers = Intervals(), set[int]()
-    for _ in range(3000):
-        start = draw.randint(0, 60)
-        stop = start + draw.randint(1, 9)
-        between = set(range(start, stop))
-        assert intervals.covers(start, stop) == (between <= numbers)
-        if draw.random() < 0.1:
-            count = draw.randint(0, 9)
-            taken = {n for a, b in intervals.pop(count) for n in range(a, b)}
-            assert taken == set(sorted(numbers)[:count])
-            numbers -= taken
-        elif draw.random() < 0.5 and not between & numbers:
-            intervals.add(start, stop)
-            numbers |= between
-        elif between & numbers and not between <= numbers:
-            with pytest.raises(ValueError, match="to be present"):
-                intervals.remove(start, stop)
-            with pytest.raises(ValueError, match="is already present"):
-                intervals.add(start, stop)
-        elif between <= numbers:
-            intervals.remove(start, stop)
-            numbers -= between
+RANGES = st.tuples(st.integers(0, 30), st.integers(1, 9)).map(lambda it: (it[0], sum(it)))
 
-        found = list(intervals)
-        assert {n for a, b in found for n in range(a, b)} == numbers
-        assert intervals.size == len(numbers)
+
+class IntervalsAsSet(RuleBasedStateMachine):
+    """Intervals say what a set says, after any adding, removing and taking."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.intervals, self.numbers = Intervals(), set[int]()
+
+    @rule(numbers=RANGES)
+    def adds(self, numbers: Range) -> None:
+        between = set(range(*numbers))
+        if between & self.numbers:
+            with pytest.raises(ValueError, match="is already present"):
+                self.intervals.add(*numbers)
+        else:
+            self.intervals.add(*numbers)
+            self.numbers |= between
+
+    @rule(numbers=RANGES)
+    def removes(self, numbers: Range) -> None:
+        between = set(range(*numbers))
+        if between <= self.numbers:
+            self.intervals.remove(*numbers)
+            self.numbers -= between
+        else:
+            with pytest.raises(ValueError, match="to be present"):
+                self.intervals.remove(*numbers)
+
+    @rule(numbers=RANGES)
+    def discards(self, numbers: Range) -> None:
+        self.intervals.discard(*numbers)
+        self.numbers -= set(range(*numbers))
+
+    @rule(count=st.integers(0, 9))
+    def takes_the_first(self, count: int) -> None:
+        taken = {n for a, b in self.intervals.pop(count) for n in range(a, b)}
+        assert taken == set(sorted(self.numbers)[:count])
+        self.numbers -= taken
+
+    @rule(numbers=RANGES)
+    def says_what_is_between(self, numbers: Range) -> None:
+        between = set(range(*numbers))
+        assert self.intervals.covers(*numbers) == (between <= self.numbers)
+        assert self.intervals.overlaps(*numbers) == bool(between & self.numbers)
+
+    @rule(nothing=st.sampled_from([(3, 3), (4, 3), (-1, 2)]))
+    def refuses_what_is_no_range(self, nothing: Range) -> None:
+        assert not self.intervals.covers(*nothing)
+        with pytest.raises(ValueError, match="expected a range"):
+            self.intervals.add(*nothing)
+
+    @invariant()
+    def is_the_set(self) -> None:
+        found = list(self.intervals)
+        assert [n for a, b in found for n in range(a, b)] == sorted(self.numbers)
+        assert self.intervals.size == len(self.numbers)
+        assert len(self.intervals) == len(found)  # neighbours have merged
         assert all(b < c for (_, b), (c, _) in zip(found, found[1:], strict=False))
+        if found:
+            assert self.intervals.first == found[0]
+
+
+TestIntervals = IntervalsAsSet.TestCase
