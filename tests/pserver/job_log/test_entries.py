@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pserver.job_log.files import HEAD_BYTES, MAGIC, Damaged, EntryPlace, EntryReader, head_of
 from pserver.job_log_pb2 import Closing, Entry, ShrunkTable
@@ -47,7 +49,7 @@ def test_a_payload_in_pieces_is_one_run_of_bytes() -> None:
     assert head_of(1, message, pieces) == head_of(1, message, [memoryview(b"abc")])
 
 
-@pytest.mark.parametrize("cut", range(len(MAGIC), len(WHOLE), 97))
+@given(st.integers(len(MAGIC), len(WHOLE) - 1))
 def test_a_torn_end_leaves_what_stands_before_it(cut: int) -> None:
     """Wherever a killed process has stopped to write."""
     found, torn = read(WHOLE[:cut])
@@ -57,11 +59,11 @@ def test_a_torn_end_leaves_what_stands_before_it(cut: int) -> None:
     assert torn == (cut not in ends)
 
 
-@pytest.mark.parametrize("place", [*range(0, 200, 3), *range(200, len(WHOLE), 331)])
-def test_a_changed_bit_is_damage(place: int) -> None:
+@given(st.integers(0, 199) | st.integers(0, len(WHOLE) - 1), st.integers(0, 7))
+def test_a_changed_bit_is_damage(place: int, bit: int) -> None:
     """In the magic, a head, a message or an array: nothing at or behind it is read."""
     changed = bytearray(WHOLE)
-    changed[place] ^= 4
+    changed[place] ^= 1 << bit
     reader, ends = EntryReader("server-0.log", io.BytesIO(bytes(changed)).read), [0]
     with pytest.raises(Damaged, match=r"server-0\.log"):
         ends.extend(each.end for each in reader.entries())
