@@ -247,25 +247,10 @@ class Log(RuleBasedStateMachine):
             for each in {**self.begun, **self.lost}
         )
 
-    @precondition(lambda self: self.records)
-    @invariant()
-    def no_step_is_decided_twice(self) -> None:
-        """Nor after its trainer's loss."""
-        decided: Counter[Any] = Counter()
-        lost: set[Process] = set()
-        for each in self.records:
-            match each.what:
-                case Decided(lane, steps):
-                    decided.update((lane, step) for step in steps)
-                    assert not lost & {step.process for step in steps}
-                case Lost(process):
-                    lost.add(process)
-        assert set(decided.values()) <= {1}
-
 
 def consumed(lane: int, step: int) -> tuple[tuple[int, int, int], ...]:
-    """The samples of a step: only those of the second lane consume any."""
-    return ((0, step, step + 1), (1, 0, 2))
+    """The samples of a step."""
+    return ((lane, step, step + 1), (2, 0, 2))
 
 
 def as_json(whole: Any) -> Any:

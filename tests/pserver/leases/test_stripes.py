@@ -40,7 +40,7 @@ def test_a_job_that_loses_nobody_has_the_order_of_joint_batches(
     assert leased_batches(samples, batch, trainers, drop_last) == expected
 
 
-RANGES = st.tuples(st.integers(0, 30), st.integers(1, 9)).map(lambda it: (it[0], sum(it)))
+RANGES = st.tuples(st.integers(0, 15), st.integers(1, 4)).map(lambda it: (it[0], sum(it)))
 
 
 class IntervalsAsSet(RuleBasedStateMachine):
@@ -59,6 +59,11 @@ class IntervalsAsSet(RuleBasedStateMachine):
         else:
             self.intervals.add(*numbers)
             self.numbers |= between
+
+    @rule(numbers=st.lists(st.integers(0, 18)))
+    def adds_one_by_one(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self.adds((number, number + 1))
 
     @rule(numbers=RANGES)
     def removes(self, numbers: Range) -> None:
