@@ -4,11 +4,15 @@ for it, and what a save holds of it.
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
 from pserver.table import updater
+from pserver.table.counts import joint
+from pserver.table.deferred import HparamHistory, adam_factors
 from tests.support.row_rules import (
     DIM,
     ROWS,
@@ -183,3 +187,37 @@ def test_where_ids_may_be_anything_a_row_begins_when_it_is_made():
     ids, rows = np.array([ROWS - 2]), np.ones((1, DIM))
     table.update(ids, rows, [{}])
     assert np.abs(values_of(table)[-2] - start[-2]).max() < 0.1
+
+
+def test_an_older_checkpoint_begins_the_turn_anew():
+    """Its metadata names a slot, which holds another row by now; and so does that of a table whose
+    servers differ in whose turn it is.
+    """
+    table = table_of({(0, DIM): RULES["momentum"]}, "float32")
+    for ids, rows in gradients(DIM, "float32", 5):
+        table.update(ids, rows, [{}])
+    said = table.metadata()
+    table.restore(
+        {name: each for name, each in said.items() if name != "swept"} | {"sweep": [7, 3]}
+    )
+
+    assert table.metadata()["swept"] == 0 and table.metadata()["sweep"] == [0, 3]
+    assert joint([said | {"swept": 5}, said | {"swept": 5}])["swept"] == 5
+    assert joint([said | {"swept": 5}, said | {"swept": 6}])["swept"] == 0
+
+
+def test_a_history_that_has_forgotten_is_as_one_that_was_loaded():
+    """To the bit, the sums of logarithms among it: so rows catch up alike."""
+    random = np.random.default_rng(3)
+    first, second = (HparamHistory([5], [4], [adam_factors], np.float32) for _ in range(2))
+    for step in range(1, 400):
+        if random.random() < 0.7:
+            line = random.uniform(0.1, 0.9, 5)
+        first.append(step, [line.tolist()])
+        if step in (150, 300):
+            first.forget_before(step - 60)
+    second.restore(json.loads(json.dumps(first.plain())))
+
+    assert 60 < len(first) < 160
+    for mine, theirs in zip(first.arguments(0), second.arguments(0), strict=True):
+        assert mine.tobytes() == theirs.tobytes()

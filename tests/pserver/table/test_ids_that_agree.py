@@ -5,14 +5,13 @@ another.
 from __future__ import annotations
 
 from collections.abc import Callable
-from random import Random
 
 import numpy as np
 import pytest
 
 from pserver.table import ids as id_arithmetic
 from pserver.table.ids import mix, unique
-from pserver.table.index import KEYS, MOST_PROBES, PARTS, Index, find, key_of, place_of
+from pserver.table.index import MOST_PROBES, PARTS, Index, find, place_of
 from pserver.table.kernels import Array
 from pserver.table.table import SparseTable
 from transpiler.ir.rules import Rule
@@ -111,49 +110,6 @@ def test_ids_by_chance_are_never_mixed_anew() -> None:
     """Nor those that are counted up, or come in strides: they cost what they did."""
     for ids in (by_chance(300_000), np.arange(300_000), np.arange(300_000) * 2**20):
         assert filled(ids, 30_000)._seeds is None
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_an_index_is_a_dictionary(seed: int) -> None:
-    """Whatever comes and goes, chosen or not: slots, keys and changes are those of a dictionary."""
-    random = Random(seed)
-    pool = np.concatenate([same_place(4000), at_the_end(3000), in_a_run(3000), by_chance(3000)])
-    pool = np.unique(pool)
-    index, held = Index(), dict[int, int]()
-    changed: dict[int, int] = {}
-    for call in range(1, 60):
-        some = np.array(random.sample(list(pool), random.choice((1, 50, 2500))), np.int64)
-        kind = random.random()
-        if kind < 0.5:
-            new = np.array([each for each in some if int(each) not in held], np.int64)
-            for value, slot in zip(new, index.insert(new, 1, call), strict=True):
-                assert slot not in held.values() if len(held) < 100 else True
-                held[int(value)], changed[int(value)] = int(slot), 1
-        elif kind < 0.75:
-            slots = index.remove(some)
-            assert slots.tolist() == [held.pop(int(each), -1) for each in some]
-            for each in some:
-                changed.pop(int(each), None)
-        else:
-            slots, missing, _ = index.mark(some, call, call)
-            assert slots.tolist() == [held.get(int(each), -1) for each in some]
-            assert missing == sum(slots < 0)
-            changed.update({int(each): call for each in some if int(each) in held})
-        assert len(index) == len(held)
-        assert index.locate(pool)[0].tolist() == [held.get(int(each), -1) for each in pool]
-    for epoch in {1, 7, *changed.values()}:
-        wanted = [changed.get(int(each)) == epoch for each in pool]
-        assert index.changed_in(pool, epoch).tolist() == wanted
-    assert sorted(index.listed(0, 10**6)[0]) == sorted(held.values())
-    keys = {value: int(key_of(hash_of(value))) for value in held}
-    for begin, end in (
-        (0, KEYS),
-        (7 * 2**32, 8 * 2**32),
-        (7 * 2**32 + 5, KEYS),
-        (0, 7 * 2**32 + 1),
-    ):
-        wanted_slots = sorted(held[value] for value, key in keys.items() if begin <= key < end)
-        assert sorted(index.within(begin, end)) == wanted_slots
 
 
 def test_a_table_is_the_same_wherever_its_entries_stand() -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from pserver.table import index
-from pserver.table.ids import owners
 from pserver.table.rows import initial_rows
 from pserver.table.table import SparseTable
 from transpiler.ir.rules import Rule
@@ -46,19 +45,6 @@ def chunks(table: SparseTable, limit: int = 1000, **metadata: Any) -> list[dict[
 
 def random_ids(count: int, seed: int = 0) -> np.ndarray:
     return np.unique(np.random.default_rng(seed).integers(-(2**63), 2**63 - 1, count))
-
-
-def test_reading_makes_no_row():
-    """Whoever reads an id that nobody pushed to gets its initial value, and the table stays as it
-    was.
-    """
-    table = made(initial=Uniform(-1, 1))
-    first = read(table, [5, -7, 5])
-    assert np.array_equal(first[0], first[2]) and not np.array_equal(first[0], first[1])
-    assert len(table) == 0
-    push(table, [5])
-    assert len(table) == 1
-    assert np.array_equal(read(table, [-7])[0], first[1])
 
 
 @pytest.mark.slow
@@ -109,29 +95,6 @@ def test_a_table_grows_and_every_row_is_found_again():
     assert (read(table, others) == -1.0).all()
 
 
-def test_where_no_memory_can_be_reserved_a_table_grows_by_copying(monkeypatch: pytest.MonkeyPatch):
-    """With a bound on addresses, or without overcommitting, rows and index are found again all the
-    same.
-    """
-    mapped = index._mapped
-
-    def refusing(size: int, reserve: bool) -> Any:
-        if reserve:
-            raise OSError("Cannot allocate memory")
-        return mapped(size, reserve)
-
-    monkeypatch.setattr(index, "_mapped", refusing)
-    monkeypatch.setattr(index, "SIDE", 512)
-    monkeypatch.setattr(index, "ROOM", 64)
-    table, ids = made(2), random_ids(150_000)
-    values = np.random.default_rng(3).normal(size=(len(ids), 2)).astype(np.float32)
-    for begin in range(0, len(ids), 10_000):
-        table.assign(ids[begin : begin + 10_000], values[begin : begin + 10_000])
-    assert np.array_equal(read(table, ids), values)
-    table.clear()
-    assert len(table) == 0 and not np.array_equal(read(table, ids[:5]), values[:5])
-
-
 def test_tables_leave_addresses_to_others(monkeypatch: pytest.MonkeyPatch):
     """On a machine with much memory the many tables of a model fit into a process's addresses."""
     monkeypatch.setattr(index, "reservable", lambda: 2**44)
@@ -140,27 +103,6 @@ def test_tables_leave_addresses_to_others(monkeypatch: pytest.MonkeyPatch):
     for number, table in enumerate(tables):
         table.assign(ids, np.full((len(ids), 2), number, np.float32))
     assert all((read(table, ids) == number).all() for number, table in enumerate(tables))
-
-
-def test_a_scanned_table_is_loaded_on_any_number_of_servers():
-    """Whole records travel: after loading, each id reads the same from its owner, and the next step
-    does the same to it.
-    """
-    table, ids = made(), random_ids(5000)
-    push(table, ids, 0.5)
-    push(table, ids[:100], 0.5)
-    parts = [made(server=server, servers=3) for server in range(3)]
-    for chunk in chunks(table, limit=700):
-        assert len(chunk["ids"]) <= 700
-        for part in parts:
-            part.load(chunk)
-    assert sum(map(len, parts)) == len(ids)
-    owned = owners(ids, 3)
-    push(table, ids, 0.25)
-    for server, part in enumerate(parts):
-        part.restore(table.metadata())
-        push(part, ids[owned == server], 0.25)
-        assert np.array_equal(read(part, ids[owned == server]), read(table, ids[owned == server]))
 
 
 def test_bad_input_is_refused_and_changes_nothing():
