@@ -10,6 +10,8 @@ from contextlib import contextmanager
 import grpc
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pserver import wire_pb2 as wire
 from pserver.config import ServerConfig
@@ -175,13 +177,25 @@ def test_a_control_call_that_was_changed_is_made_again(monkeypatch: pytest.Monke
         client.close()
 
 
-def test_what_is_checked_is_told_from_what_is_not() -> None:
-    """A message without its checksum, or with another's."""
-    whole = checksums.sealed([b"ab", memoryview(b"cd")])
-    assert bytes(checksums.opened(whole)) == b"abcd"
-    for damaged in (b"", b"abc", whole[:-1], whole[1:], b"x" + whole[1:]):
+@given(st.binary(max_size=200), st.data())
+def test_what_is_checked_is_told_from_what_is_not(body: bytes, data: st.DataObject) -> None:
+    """A message without its checksum, or with another's: with up to 32 bits changed in a row, or
+    cut anywhere.
+    """
+    whole = checksums.sealed([body[:50], memoryview(body)[50:]])
+    assert bytes(checksums.opened(whole)) == body
+    at = data.draw(st.integers(0, len(whole) - 4))
+    burst = data.draw(st.binary(min_size=4, max_size=4).filter(any))
+    changed = bytes(a ^ b for a, b in zip(whole[at:], burst, strict=False))
+    cut = data.draw(st.integers(1, min(len(whole), 4)))
+    for damaged in (whole[:at] + changed + whole[at + 4 :], whole[:-cut], whole[cut:], b""):
+        # where a message is cut its checksum fits once in 2**32
         with pytest.raises(CorruptFrame):
             checksums.opened(damaged)
+
+
+def test_the_checksum_of_a_call_is_beside_its_message() -> None:
+    """A message with none is unchecked."""
     assert not checksums.check_message("a reply", b"abcd", None)
     assert checksums.check_message("a reply", b"abcd", [checksums.of_message(b"abcd")])
     with pytest.raises(CorruptFrame, match="a reply"):
