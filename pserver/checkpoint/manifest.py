@@ -143,7 +143,7 @@ def unpacked(content: bytes, where: str) -> dict[str, Any]:
         raise ValueError(f"{where}: expected format 1, 2, 3 or {FORMAT}, got {kind!r}")
     if kind not in _WITHOUT_CHECKSUM or _KEY in found:
         said = str(found.get(_KEY))
-        before, _, after = content.rpartition(said.encode())
+        before, _, after = content.rpartition(said.encode("ascii", "replace") or b"?")
         if len(said) != len(_BLANK) or identity_of(before + _BLANK.encode() + after) != said:
             raise ValueError(f"{where}: its bytes are not those that were saved (checksum)")
     return found
@@ -200,7 +200,7 @@ def pieces_of(tables: Any, files: Mapping[str, Any]) -> dict[str, list[FileChunk
             str(table): [_piece_of(each, files) for each in listed]
             for table, listed in tables.items()
         }
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise ValueError(
             f"expected each table's chunks in files that are listed, got {tables!r}"
         ) from error
@@ -289,7 +289,7 @@ class WholeTensor:
                 tuple(int(size) for size in plain["shape"]),
                 tuple((int(part), str(name)) for part, name in plain["slices"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise ValueError(f"expected a shape and slices, got {plain!r}") from error
         if not found.slices or not all(0 <= part < parts for part, _ in found.slices):
             raise ValueError(f"expected slices in {parts} parts, got {plain['slices']!r}")
