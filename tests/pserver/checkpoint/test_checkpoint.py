@@ -47,19 +47,6 @@ def test_what_was_saved_is_what_is_loaded(tmp_path: Path) -> None:
         assert loaded[name].dtype == tensor.dtype and torch.equal(loaded[name], tensor), name
 
 
-def test_a_second_save_replaces_the_first_and_leaves_nothing_of_it(tmp_path: Path) -> None:
-    """Two saves leave two files: the new tensors and the new manifest."""
-    checkpoint.save(tmp_path, OLD, {"step": 1})
-    checkpoint.save(tmp_path, NEW, {"step": 2})
-    loaded, meta = checkpoint.load(tmp_path)
-
-    assert meta == {"step": 2} and torch.equal(loaded["w"], NEW["w"])
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "checkpoint.json",
-        data_file(tmp_path).name,
-    ]
-
-
 class Killed(BaseException):
     """Stands for a process that stops: no ``except Exception`` may swallow it."""
 
@@ -136,57 +123,6 @@ def test_a_first_save_that_stops_is_no_checkpoint(
         checkpoint.save(tmp_path, NEW, {})
 
     with pytest.raises(FileNotFoundError, match="no complete checkpoint"):
-        checkpoint.load(tmp_path)
-
-
-def test_a_torn_tensor_file_is_refused(tmp_path: Path) -> None:
-    """A file that is shorter than its manifest says raises, with both sizes."""
-    checkpoint.save(tmp_path, OLD, {})
-    path = data_file(tmp_path)
-    size = path.stat().st_size
-    os.truncate(path, size - 4)
-
-    with pytest.raises(ValueError, match=f"torn: expected {size} bytes, got {size - 4}"):
-        checkpoint.load(tmp_path)
-
-
-def test_a_changed_byte_is_refused(tmp_path: Path) -> None:
-    """One flipped bit in a tensor fails the checksum."""
-    checkpoint.save(tmp_path, OLD, {})
-    path = data_file(tmp_path)
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-
-    with pytest.raises(ValueError, match="checksum"):
-        checkpoint.load(tmp_path)
-
-
-def test_a_missing_tensor_file_is_refused(tmp_path: Path) -> None:
-    """A listed file that is gone raises, naming it."""
-    checkpoint.save(tmp_path, OLD, {})
-    data_file(tmp_path).unlink()
-
-    with pytest.raises(ValueError, match="missing"):
-        checkpoint.load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "not JSON"),
-        ("[]", "expected an object"),
-        ('{"format": 1, "meta": {}}', "expected an object"),
-        ('{"format": 9, "meta": {}, "files": {}}', "expected format 1, 2, 3 or 4, got 9"),
-        ('{"format": 1, "meta": {}, "files": {"../x": {}}}', "names of files beside it"),
-        ('{"format": 1, "meta": {}, "files": {"x": 3}}', "expected size and blake2b"),
-    ],
-)
-def test_a_manifest_that_is_none_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    """A damaged manifest raises and says what is wrong."""
-    (tmp_path / "checkpoint.json").write_text(text)
-
-    with pytest.raises(ValueError, match=message):
         checkpoint.load(tmp_path)
 
 
