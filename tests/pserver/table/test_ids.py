@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from pserver.table.ids import merge, owners, partition, unique
 
@@ -12,35 +14,44 @@ def zipf(count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).zipf(1.2, count).astype(np.int64)
 
 
-@pytest.mark.parametrize(
-    "ids",
-    [
-        zipf(5000),
-        zipf(5000) - 2**62,
-        np.array([], np.int64),
-        np.array([-(2**63), 2**63 - 1, -(2**63)]),
-    ],
-)
-def test_unique_ids_come_in_the_order_of_their_first_occurrence(ids: np.ndarray):
-    """Every id is found again through the inverse, and the first occurrences are in order, whatever
-    64 bits the ids have.
+ids_of = st.lists(
+    st.integers(-4, 4) | st.integers(-(2**63), 2**63 - 1) | st.sampled_from([-(2**63), 2**63 - 1]),
+    max_size=80,
+).map(lambda ids: np.array(ids, np.int64))
+
+
+@example(zipf(5000), np.float32, 5, True)
+@example(zipf(5000) - 2**62, np.float64, 1, False)
+@given(ids_of, st.sampled_from([np.float32, np.float64]), st.integers(0, 5), st.booleans())
+def test_a_batch_is_what_differs_in_it(ids: np.ndarray, dtype: type, dim: int, wide: bool):
+    """Ids come in the order of their first occurrence, each is found again through the inverse,
+    and the rows of one are, to the bit, added one after the other.
     """
     found, inverse = unique(ids)
     assert np.array_equal(found[inverse], ids)
     _, first = np.unique(ids, return_index=True)
     assert np.array_equal(found, ids[np.sort(first)])
 
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_rows_of_one_id_are_added_in_the_order_of_occurrence(dtype: type):
-    """A merged row is, to the bit, what adding one row after the other gives."""
-    ids = zipf(3000)
-    values = np.random.default_rng(1).normal(size=(3000, 5)).astype(dtype)
-    found, inverse = unique(ids)
-    expected = np.zeros((len(found), 5), dtype)
+    values = np.random.default_rng(1).normal(size=(len(ids), dim)).astype(dtype)
+    expected = np.zeros((len(found), dim), dtype)
     for place, row in zip(inverse, values, strict=True):
         expected[place] += row
+    inverse = inverse.astype(np.int64) if wide else inverse
     assert np.array_equal(merge(inverse, values, len(found)), expected)
+
+
+@example(zipf(4000), 5)
+@given(ids_of, st.integers(1, 9))
+def test_a_partition_keeps_each_servers_ids_in_order(ids: np.ndarray, servers: int):
+    """All ids are dealt out, each to its owner, which is the same in any batch; a server's are in
+    the order in which they came.
+    """
+    owned, (order, offsets) = owners(ids, servers), partition(ids, servers)
+    assert owners(ids[::-1].copy(), servers).tolist() == owned[::-1].tolist()
+    assert offsets[0] == 0 and offsets[-1] == len(ids) and len(offsets) == servers + 1
+    for server in range(servers):
+        own = order[offsets[server] : offsets[server + 1]]
+        assert np.array_equal(own, np.flatnonzero(owned == server))
 
 
 @pytest.mark.parametrize("servers", [1, 3, 7])
@@ -57,21 +68,6 @@ def test_servers_own_equal_parts_of_ids_of_any_pattern(servers: int, pattern: st
     ids = np.unique(patterns[pattern].astype(np.int64))
     held = np.bincount(owners(ids, servers), minlength=servers)
     assert held.max() < len(ids) / servers * 1.05 and held.min() > len(ids) / servers * 0.95
-
-
-def test_a_partition_keeps_each_servers_ids_in_order():
-    """All ids are dealt out, each to its owner, and a server's are in the order in which they
-    came.
-    """
-    ids = zipf(4000)
-    order, offsets = partition(ids, 5)
-    assert (
-        np.array_equal(np.sort(order), np.arange(4000)) and offsets[0] == 0 and offsets[-1] == 4000
-    )
-    for server in range(5):
-        own = order[offsets[server] : offsets[server + 1]]
-        assert np.array_equal(own, np.flatnonzero(owners(ids, 5) == server))
-    assert np.array_equal(partition(ids, 1)[0], np.arange(4000))
 
 
 def test_what_is_no_flat_array_of_int64_is_refused():
