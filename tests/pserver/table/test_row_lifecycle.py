@@ -120,6 +120,16 @@ def test_the_bound_holds_on_all_servers():
     assert sum(map(len, shares)) == 11
 
 
+def test_assigned_rows_may_be_more_than_the_capacity():
+    """Until a push meets an id without a row."""
+    table = made(capacity=2)
+    table.assign(np.arange(3), np.zeros((3, 2), np.float32))
+    push(table, [0])
+    assert len(table) == 3
+    push(table, [7])
+    assert set(scanned(table)["ids"].tolist()) == {0, 7}
+
+
 def test_a_chunk_of_another_table_is_refused():
     """Another dim, dtype or rule: the message says which array was expected and which came; nothing
     is changed.

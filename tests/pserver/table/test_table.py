@@ -168,7 +168,8 @@ class Model:
         too many, its last ids stay.
         """
         excess = len(self.rows) + len(due) - (self.table.capacity or 2**62)
-        if excess <= 0:
+        # what was assigned beyond the capacity stays until some id has no row
+        if excess <= 0 or len(here) == len(ids):
             return
         self.counts["evicted"] += excess
         often = self.table.eviction == "lfu"
