@@ -15,21 +15,22 @@ import os
 import re
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import pytest
 
+from tests.cluster.scripted_jobs import Job, moved, said_at, steps
+from tests.cluster.scripted_trainer import GRADIENT, Plan
 from tests.support.load import scaled
 from tests.support.matrix import crossed
 from tests.support.processes import Processes, Started
 
 HEARTBEAT_TIMEOUT = 3.0
 MARGIN = 12.0  # for a machine that others use too
-SCRIPT = str(Path(__file__).with_name("lost_trainer.py"))
-STEPS, FAULT_STEP = 30, 4  # of each trainer; in which one it happens
+NOBODY_COMES = 8  # seconds; no less than what trainers need to begin
+TRAINERS, STEPS, FAULT_STEP, HOLD = 3, 30, 4, 20  # of each trainer; in which one it happens
 VICTIM = 2
-ALONE, TWO, THREE = 6.0, 3.0, 2.0  # how far a step moves elements: the gradient, by its members
+ALONE, TWO, THREE = (GRADIENT / members for members in (1, 2, 3))  # how far a step moves elements
 
 # what happens: the signal, and whether another process takes the victim's place
 FAULTS = {
@@ -40,9 +41,18 @@ FAULTS = {
     "SIGTERM with a grace period": ("SIGTERM", False),
     "joining later": ("", True),
 }
-PHASES = ["sending", "between commits", "between steps", "finishing"]
+# see scripted_trainer.py; in the mixed modes the others have a trainer's count of gradients when it
+# is lost while it sends, and wait for these
+PHASES = {
+    "sending": f"sending {FAULT_STEP}",
+    "between commits": f"between commits {FAULT_STEP}",
+    "committed": f"committed {FAULT_STEP}",
+    "between steps": f"before {FAULT_STEP}",
+    "finishing": "ends",
+}
 MODES = ["async", "half_async", "staleness", "geo", "diloco", "tables"]
 MODES += ["sync", "mixed", "mixed_async"]
+PROGRAMS = {"programs": "mixed", "async programs": "mixed_async"}
 TOGETHER = {  # what moves by the mean of a step's members
     "diloco": ["columns"],
     "sync": ["columns"],
@@ -55,73 +65,75 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 
 @dataclass(frozen=True)
-class Job:
-    """Two servers and the trainers of one combination.
+class Loss:
+    """A job, and the victim of one combination.
 
     Attributes:
-        later: the victim's number, in another process; it has not started yet.
+        later: starts the victim's number in another process.
     """
 
-    servers: list[tuple[Started, str]]
+    job: Job
     others: list[Started]
     victim: Started | None
     later: Callable[[], Started]
 
 
-def begun(processes: Processes, what: str, mode: str, phase: str) -> Job:
-    """Starts a job, without its last trainer where that joins later."""
-    number, _ = FAULTS[what]
-    least = () if number else ("--min-trainers", "2")
-    servers = processes.servers(2, HEARTBEAT_TIMEOUT, "--once", *least)
-    job = {
-        "TRAINING_ROLE": "TRAINER",
-        "TRAINERS": "3",
-        "PSERVER_ENDPOINTS": ",".join(endpoint for _, endpoint in servers),
-        "PSERVER_HEARTBEAT_TIMEOUT": str(HEARTBEAT_TIMEOUT),
-        "PSERVER_GRACE": "30" if number == "SIGTERM" else "0",
-        "JOINS": str(int(FAULTS[what][1])),
-    }
+def begun(
+    processes: Processes,
+    what: str,
+    mode: str,
+    phase: str,
+    *flags: str,
+    policy: str = "",
+    early: tuple[str, ...] = (),
+) -> Loss:
+    """Starts a job, without its last trainer where that joins later.
 
-    def trainer(trainer_id: int, fault: str = "") -> Started:
-        words = (SCRIPT, mode, fault, phase, str(STEPS), str(FAULT_STEP))
-        name = f"trainer {trainer_id}"
-        return processes.python(name, *words, **job, TRAINER_ID=str(trainer_id))
-
-    others = [trainer(0), trainer(1)]
-    victim = trainer(VICTIM, number) if number else None
-    return Job(servers, others, victim, lambda: trainer(VICTIM))
-
-
-def steps(trainer: Started) -> list[tuple[float, int]]:
-    """When it has taken which steps."""
-    lines = zip(list(trainer.times), list(trainer.lines), strict=False)
-    found = [(at, re.match(r"step (\d+)$", line)) for at, line in lines]
-    return [(at, int(match[1])) for at, match in found if match]
-
-
-def struck(job: Job) -> float:
-    """Waits until the fault has happened.
-
-    Returns:
-        When.
+    Args:
+        flags: of the servers.
+        policy: for a lost trainer; "": what fits the fault.
+        early: what all do when they have joined.
     """
-    assert job.victim is not None, "there is one"
-    job.victim.said("^strikes")
-    return next(
-        at
-        for at, line in zip(job.victim.times, job.victim.lines, strict=False)
-        if line.startswith("strikes")
-    )
+    number, joins = FAULTS[what]
+    programs, mode = mode in PROGRAMS, PROGRAMS.get(mode, mode)
+    least = () if number else ("--min-trainers", "2")
+    job = Job(processes, HEARTBEAT_TIMEOUT, *least, *flags, trainers=TRAINERS)
+    configs = {"lost_trainer": policy or ("wait" if joins else "go_on")} if mode in AWAIT else {}
+    plan = Plan(mode, programs, configs, TRAINERS, STEPS, pause=0.02)
+    actions = [(place, each) for place in ("joined", "joined again") for each in early]
+    if joins:
+        hold = [(f"before {HOLD}", "wait joined")] if phase != "finishing" else []
+        actions += [*hold, ("ends", "wait joined")]
+    role = {"PSERVER_GRACE": "30" if number == "SIGTERM" else "0"}
+
+    def trainer(trainer_id: int, *more: tuple[str, str]) -> Started:
+        at = tuple((trainer_id, *each) for each in (*more, *actions))
+        return job.trainer(trainer_id, replace(plan, at=at), **role)
+
+    place = PHASES[phase]
+    if "mixed" in mode and phase == "sending":
+        place = f"averaging {FAULT_STEP}"
+    others = [trainer(0), trainer(1)]
+    victim = trainer(VICTIM, (place, number)) if number else None
+    comes = [(place, "mark joined") for place in ("joined", "joined again")]
+    return Loss(job, others, victim, lambda: trainer(VICTIM, *comes))
 
 
-def said_at(started: Started, pattern: str) -> float:
-    """When a process has said something; waits for it."""
-    started.said(pattern)
-    lines = zip(started.times, started.lines, strict=False)
-    return next(at for at, line in lines if re.search(pattern, line))
-
-
-@crossed("trainer_faults", what=FAULTS, mode=MODES, phase=PHASES)
+@crossed(
+    "trainer_faults",
+    rows=[
+        ("kill -9", "sync", "between commits"),
+        ("kill -9, and another process", "mixed", "committed"),
+        ("a pause that is taken for its end", "staleness", "finishing"),
+        ("a pause, and another process", "tables", "sending"),
+        ("SIGTERM with a grace period", "geo", "sending"),
+        ("SIGTERM with a grace period", "sync", "between steps"),
+        ("joining later", "mixed_async", "between steps"),
+    ],
+    what=FAULTS,
+    mode=[*MODES, *PROGRAMS],
+    phase=PHASES,
+)
 def test_the_job_goes_on_after(
     processes: Processes,
     record_property: Callable[[str, object], None],
@@ -133,79 +145,115 @@ def test_the_job_goes_on_after(
     nothing that a lost process sends afterwards; another process takes its place.
     """
     number, joins = FAULTS[what]
-    job = begun(processes, what, mode, phase)
-    told, later = 0.0, None
+    loss = begun(processes, what, mode, phase)
+    mode = PROGRAMS.get(mode, mode)
+    server, told, later = loss.job.servers[0], 0.0, None
     done = number == "SIGTERM" and phase == "finishing"  # it may end with the others
     status = 143
-    if job.victim is not None:
-        at = struck(job)
+    if loss.victim is not None:
+        at = said_at(loss.victim, "^strikes")
         gone = "preempted after step" if number == "SIGTERM" else "has sent no heartbeat"
-        said = f"(left|{gone})" if done else gone
-        told = said_at(job.servers[0][0], f"trainer {VICTIM} .*{said}") - at
+        told = said_at(server, f"trainer {VICTIM} .*{f'(left|{gone})' if done else gone}") - at
     else:
-        job.others[0].said(f"^step {FAULT_STEP}$")
+        loss.others[0].said(f"^step {FAULT_STEP}$")
     if joins:
-        later = job.later()
+        later = loss.later()
         later.said("^begins at")
-    if job.victim is not None and number == "SIGSTOP":
-        os.kill(job.victim.pid, signal.SIGCONT)
-    finished = [*job.others, *([later] if later is not None else [])]
-    for each in finished:
+    if loss.victim is not None and number == "SIGSTOP":
+        os.kill(loss.victim.pid, signal.SIGCONT)
+    for each in [*loss.others, *([later] if later is not None else [])]:
         assert each.status() == 0, f"{processes.all}"
-    for server, _ in job.servers:
-        assert server.status() == 0, f"{processes.all}"
+    assert loss.job.statuses() == [0, 0], f"{processes.all}"
 
-    if job.victim is not None:
-        if done and not any(gone in line for line in job.servers[0][0].lines):
+    if loss.victim is not None:
+        if done and not any(gone in line for line in server.lines):
             status = 0
-        assert_ended(job.victim, number, status)
+        assert_ended(loss.victim, number, status)
         assert told < scaled(HEARTBEAT_TIMEOUT + MARGIN)
-    counts = counted(job, mode, later)
-    pause = max(longest_pause(each) for each in job.others)
+        if number == "SIGTERM" and not done:
+            for each in loss.others:
+                each.said(
+                    rf"trainer {VICTIM} was preempted after step \d+; 2 of 3 trainers continue"
+                )
+    counts = counted(loss, mode, later)
+    pause = max(longest_pause(each) for each in loss.others)
     seen = f"told {told:.1f} s, longest pause {pause:.1f} s"
-    record_property("result", seen + lost(job, phase, counts, later))
+    record_property("result", seen + lost(loss, phase, counts, later))
 
 
-def counted(job: Job, mode: str, later: Started | None) -> dict[str, list[float]]:
+@pytest.mark.observes("a_sync_configs.lost_trainer")
+@crossed(
+    "trainer_faults",
+    rows=[("stop", "sync", "between commits")],
+    policy=["wait", "stop"],
+    mode=[*AWAIT, *PROGRAMS],
+    phase=["sending", "between commits", "committed"],
+)
+def test_nobody_comes_in_the_place_of_a_killed_trainer(
+    processes: Processes, policy: str, mode: str, phase: str
+) -> None:
+    """The others wait up to the start timeout, and go on; or they stop, with TrainerLost."""
+    timeout = ("--start-timeout", str(NOBODY_COMES))
+    loss = begun(processes, "kill -9", mode, phase, *timeout, policy=policy)
+    assert loss.victim is not None
+    assert loss.victim.status() == -signal.SIGKILL
+    if policy == "stop":
+        for other in loss.others:
+            assert other.status() == 1, f"{other}"
+            other.said("(TrainerLost|JobFailed): .*trainer 2 ")
+        assert 0 not in loss.job.statuses()
+        loss.job.servers[0].said("the job failed: .*trainer 2 ")
+        return
+    assert [other.status() for other in loss.others] == [0, 0], f"{processes.all}"
+    assert loss.job.statuses() == [0, 0]
+    seconds = processes.scaled(NOBODY_COMES)
+    loss.job.servers[0].said(f"no process takes trainer 2's place within {seconds:g} s")
+    counted(loss, PROGRAMS.get(mode, mode), None)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["mixed", "mixed_async"])
+def test_another_process_loads_what_the_others_have_loaded(processes: Processes, mode: str) -> None:
+    """A checkpoint, before it trains: it has the values of now."""
+    early = ("save early", "load early")
+    what = "kill -9, and another process"
+    loss = begun(processes, what, mode, "sending", early=early)
+    loss.job.servers[0].said("another process may take its place")
+    later = loss.later()
+
+    assert [each.status() for each in (*loss.others, later)] == [0, 0, 0], f"{processes.all}"
+    counted(loss, mode, later)
+
+
+def counted(loss: Loss, mode: str, later: Started | None) -> dict[str, list[float]]:
     """In how many steps each trainer was, by what columns, and rows, say: just those that count."""
-    finished = [*job.others, *([later] if later is not None else [])]
-    last = max(finished, key=lambda each: said_at(each, "^columns"))  # has seen all that is applied
+    finished = [*loss.others, *([later] if later is not None else [])]
+    last = max(finished, key=lambda each: said_at(each, "^record"))  # has seen all that is applied
     counts = dict[str, list[float]]()
     for part, distances in moved(last).items():
         if mode == "geo":
-            assert_divided(job, distances, later)
+            assert_divided(loss, distances, later)
             continue
         if part in TOGETHER.get(mode, ()):
             assert all(moved(each)[part] == distances for each in finished), f"{finished}"
             counts[part] = of_members(distances)
-            if mode in AWAIT and job.victim is not None and later is not None:
-                assert counts[part][VICTIM] == STEPS, f"{job.victim}\n{later}"
+            if mode in AWAIT and loss.victim is not None and later is not None:
+                assert counts[part][VICTIM] == STEPS, f"{loss.victim}\n{later}"
         else:
             counts[part] = [distance / ALONE for distance in distances]
-        assert_counted(job, counts[part], later)
+        assert_counted(loss, counts[part], later)
     return counts
 
 
-def lost(job: Job, phase: str, counts: dict[str, list[float]], later: Started | None) -> str:
+def lost(loss: Loss, phase: str, counts: dict[str, list[float]], later: Started | None) -> str:
     """What of the step that the victim was in does not count."""
-    under_way = answered(job.victim) + (phase in ("sending", "between commits"))
+    under_way = answered(loss.victim) + (phase in ("sending", "between commits", "committed"))
     parts = [part for part, each in counts.items() if each[VICTIM] - answered(later) < under_way]
-    if job.victim is None or not parts:
+    if loss.victim is None or not parts:
         return ""
     again = later is not None and steps(later)[0][1] <= FAULT_STEP
     what = "" if parts == [*counts] else f" of {parts[0]}"
     return f", step {FAULT_STEP}{what} {'made again' if again else 'lost'}"
-
-
-def moved(trainer: Started) -> dict[str, list[float]]:
-    """How far columns, and rows, have come at a trainer's end, by trainer."""
-    found = dict[str, list[float]]()
-    for line in trainer.lines:
-        if match := re.match(r"(columns|rows) (.*)", line):
-            distances = [set(map(float, each.split())) for each in match[2].split(" | ")]
-            assert all(len(each) == 1 for each in distances), f"{trainer}"  # on all servers or none
-            found[match[1]] = [each.pop() for each in distances]
-    return found
 
 
 def of_members(distances: list[float]) -> list[float]:
@@ -238,26 +286,26 @@ def assert_ended(victim: Started, number: str, in_order: int) -> None:
         assert re.search("TrainerLost|ServerLost", "\n".join(victim.lines)), f"{victim}"
 
 
-def assert_counted(job: Job, counts: list[float], later: Started | None) -> None:
+def assert_counted(loss: Loss, counts: list[float], later: Started | None) -> None:
     """Steps that were answered are in the values; of the victim's at most one more, which it had
     sent whole, and none that came after its loss.
     """
-    for trainer, count in zip(job.others, counts, strict=False):
+    for trainer, count in zip(loss.others, counts, strict=False):
         assert count == answered(trainer), f"{trainer}"
-    most = answered(job.victim) + (job.victim is not None)
+    most = answered(loss.victim) + (loss.victim is not None)
     more = counts[VICTIM] - answered(later)
-    assert answered(job.victim) <= more <= most, f"{job.victim}\n{later}"
+    assert answered(loss.victim) <= more <= most, f"{loss.victim}\n{later}"
 
 
-def assert_divided(job: Job, distances: list[float], later: Started | None) -> None:
+def assert_divided(loss: Loss, distances: list[float], later: Started | None) -> None:
     """Of a geo trainer's steps at least a third is in the values, and of the victim's no more than
     what it had sent; the script does not wait for the answers.
     """
-    for trainer, distance in zip(job.others, distances, strict=False):
+    for trainer, distance in zip(loss.others, distances, strict=False):
         assert THREE * answered(trainer) <= distance <= ALONE * answered(trainer), f"{trainer}"
-    sent = thirds(answered(job.victim) + (job.victim is not None)) + thirds(answered(later))
+    sent = thirds(answered(loss.victim) + (loss.victim is not None)) + thirds(answered(later))
     least = THREE * answered(later)
-    assert least <= distances[VICTIM] <= sent + 1e-3, f"{job.victim}\n{later}"
+    assert least <= distances[VICTIM] <= sent + 1e-3, f"{loss.victim}\n{later}"
 
 
 def thirds(count: int) -> float:

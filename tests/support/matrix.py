@@ -16,22 +16,34 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import pytest
 
 
-def crossed(check: str, *, diagonal: bool = True, **axes: Iterable[Any]) -> pytest.MarkDecorator:
+def crossed(
+    check: str,
+    *,
+    diagonal: bool = True,
+    rows: Collection[tuple[Any, ...]] = (),
+    **axes: Iterable[Any],
+) -> pytest.MarkDecorator:
     """Parametrizes a test with every combination.
 
     Args:
         check: the name of the check that runs them all.
         diagonal: whether ``make test`` runs some too; False where other tests stand for them.
+        rows: what ``make test`` runs in the diagonal's place, where a few stand for all.
         axes: by parameter, its values; a class or function shows as its name.
     """
     values = {name: list(axis) for name, axis in axes.items()}
-    usual = _diagonal(check, {name: len(axis) for name, axis in values.items()}) if diagonal else ()
+    usual: Collection[tuple[int, ...]] = ()
+    if rows:
+        axis = list(values.values())
+        usual = {tuple(map(list.index, axis, row)) for row in rows}
+    elif diagonal:
+        usual = _diagonal(check, {name: len(axis) for name, axis in values.items()})
     cases = []
     for place in itertools.product(*(range(len(axis)) for axis in values.values())):
         chosen = [axis[index] for axis, index in zip(values.values(), place, strict=True)]
