@@ -136,7 +136,7 @@ def times(lines: list[str]) -> list[list[float]]:
     return [json.loads(line.partition("times ")[2]) for line in lines if "| times " in line]
 
 
-@pytest.mark.long  # test_restarted_samples stands for it
+@pytest.mark.long  # test_restarted_trainers stands for it
 @pytest.mark.parametrize("kind", ["InMemoryDataset", RARE("QueueDataset")])
 def test_a_job_started_again_goes_on_at_the_very_sample(processes: Processes, kind: str) -> None:
     """A trainer dies in the middle of an epoch.  The parameters and the position come from one

@@ -35,7 +35,7 @@ fleet.finish()
 """
 
 
-@pytest.mark.long  # test_restarted_samples, and test_sample_leases.py in one process, stand for it
+@pytest.mark.long  # test_restarted_trainers, and test_sample_leases.py in one process, stand for it
 @pytest.mark.parametrize(("every", "workers"), [RARE(1, 0), (3, 2)])
 def test_trainers_share_each_epoch_s_samples(
     processes: Processes, every: int, workers: int

@@ -45,7 +45,7 @@ def expected(rank: int) -> dict[int, list[int]]:
     return dict(enumerate([own[begin : begin + BATCH // 2] for begin in begins] * EPOCHS))
 
 
-@pytest.mark.long  # tests/cluster/test_parts_killed.py and test_restarted_samples.py
+@pytest.mark.long  # tests/cluster/test_restarted_servers.py and test_restarted_trainers.py
 @pytest.mark.processes
 @pytest.mark.timeout(240)
 def test_deepfm_goes_on_at_the_same_samples(tmp_path: Path) -> None:
