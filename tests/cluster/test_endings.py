@@ -1,297 +1,323 @@
 """How a job ends, with real processes: who knows after how long, and with which status each process
-exits.
+exits.  Each row is a job and what becomes of one of its processes; for every phase and every mode
+see test_process_faults.py.
 """
 
 from __future__ import annotations
 
+import random
 import signal
 import time
+from dataclasses import dataclass, replace
 
 import pytest
 
+from tests.cluster.scripted_jobs import Job, said_at
+from tests.cluster.scripted_trainer import Plan
 from tests.support.load import scaled
-from tests.support.processes import Processes, Started
-from tests.support.tiers import RARE
+from tests.support.processes import Processes
 
-DEADLINE = 20.0  # a heartbeat timeout that no ending here waits for
-TOLD_WITHIN = 8.0  # of a busy machine; far below the deadline
+LONG = 20.0  # a heartbeat timeout that no ending here waits for
+SHORT = 3.0
+STOPPED = 7.0  # seconds
+TOLD_WITHIN = 8.0  # of a busy machine; far below the long timeout
 
-SCRIPT = """
-import os, signal, sys, time
-import torch
-from pserver.errors import PServerError
-from trainer import fleet
-from transpiler import DistributedStrategy
+RUNS = Plan("sync", steps=10**9, pause=0.01)
+FINISHES = replace(RUNS, steps=3)
 
-mode, what = sys.argv[1:]
-strategy = DistributedStrategy()
-strategy.a_sync = mode != "sync"
-if mode == "mixed":
-    modes = {"weight": "sync", "*": "collective"}
-    strategy.a_sync_configs = {"modes": modes, "lost_trainer": "stop"}
-fleet.init(strategy=strategy)
-if "(" in what:
-    exec(what)
-if what == "wait":
-    print("initialized", flush=True)
-    sys.stdin.readline()
-model = fleet.distributed_model(torch.nn.Linear(8, 4))
-optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-me, steps = fleet.worker_index(), 0
-
-def train():
-    model(torch.ones(2, 8)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-try:
-    while what not in ("finish", "forgets") or steps < 3:
-        train()
-        steps += 1
-        if steps == 3:
-            print("stepping", flush=True)
-            if what == "stuck":  # no Python between here and the end
-                import ctypes
-                ctypes.PyDLL(None).sleep(60)
-        if what == "slow" or mode == "async":
-            time.sleep(0.01)
-except PServerError as error:
-    print("caught", type(error).__name__, error, flush=True)
-    if what == "75":
-        sys.exit(75)
-    if what not in ("catch", "ignore"):
-        raise
-finally:
-    print("finally at", time.monotonic(), flush=True)
-if what not in ("forgets", "ignore"):
-    fleet.finish()
-    print("finished", flush=True)
-"""
-
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 
-class Cluster:
-    """Servers and trainers of one test; each server ends with its job."""
+@dataclass(frozen=True)
+class Row:
+    """A job, and what becomes of it.
 
-    def __init__(self, processes: Processes, servers: int = 2, *flags: str) -> None:
-        self._processes = processes
-        self.servers = processes.servers(servers, DEADLINE, "--once", *flags)
-        self.script = str(processes.path / "train.py")
-        (processes.path / "train.py").write_text(SCRIPT)
+    Attributes:
+        name: a sentence on it.
+        plans: of trainers.
+        ends: the exit status of each process: of trainers, then of servers.
+        said: by process, what it says.
+        victim: which process gets the signal when each trainer is at its third step, or waits; "":
+            none does.
+        timeout: for heartbeats.
+        late: trainer 1 starts when the other one has joined.
+        told: the other one knows within some seconds of the signal.
+    """
 
-    def trainer(self, number: int, *arguments: str, trainers: int = 2) -> Started:
-        return self._processes.python(
-            f"trainer {number}",
-            self.script,
-            *arguments,
-            TRAINING_ROLE="TRAINER",
-            TRAINERS=str(trainers),
-            TRAINER_ID=str(number),
-            PSERVER_ENDPOINTS=",".join(endpoint for _, endpoint in self.servers),
-            PSERVER_HEARTBEAT_TIMEOUT=str(DEADLINE),
+    name: str
+    plans: tuple[Plan, ...]
+    ends: tuple[int, ...]
+    said: tuple[tuple[str, str], ...]
+    victim: str = ""
+    signal: signal.Signals = signal.SIGTERM
+    servers: int = 1
+    timeout: float = LONG
+    late: bool = False
+    told: bool = False
+    long: bool = True
+
+
+def at(plan: Plan, trainer: int, place: str, action: str) -> Plan:
+    """A plan in which the trainer does something."""
+    return replace(plan, at=((trainer, place, action),))
+
+
+def waits(trainer: int) -> Plan:
+    """The trainer has been through ``fleet.init``, and never joins."""
+    return at(RUNS, trainer, "joins", "wait never")
+
+
+def of_two(mode: str) -> tuple[Plan, Plan]:
+    """Two trainers that run."""
+    return (replace(RUNS, mode=mode),) * 2
+
+
+MIXED = (replace(RUNS, mode="mixed", configs={"lost_trainer": "stop"}),) * 2
+BY_SIGTERM = "JobFailed: .*trainer 1 ended the job: ended by SIGTERM"
+STOPS = "(ServerLost|Draining|JobFailed).*is shutting down"
+ROWS = [
+    *(
+        Row(
+            f"SIGTERM of a trainer is told to everyone, {mode}",
+            of_two(mode),
+            (1, 143, 1, 1),
+            (("trainer 0", BY_SIGTERM),),
+            "trainer 1",
+            servers=2,
+            told=True,
         )
-
-    def statuses(self) -> list[int]:
-        return [server.status() for server, _ in self.servers]
-
-
-@pytest.mark.parametrize("mode", [RARE("sync"), "async"])
-def test_sigterm_of_a_trainer_is_told_to_everyone_and_it_exits_143(
-    processes: Processes, mode: str
-) -> None:
-    """Long before the heartbeat timeout; its ``finally`` runs, and no process exits with 0."""
-    cluster = Cluster(processes)
-    other, ended = (cluster.trainer(number, mode, "run") for number in (0, 1))
-    other.said("stepping")
-    ended.said("stepping")
-    at = time.monotonic()
-    ended.send(signal.SIGTERM)
-
-    assert ended.status() == 143, ended
-    ended.said("finally at")
-    assert other.status() == 1, other
-    other.said("JobFailed: .*trainer 1 ended the job: ended by SIGTERM")
-    assert float(other.said(r"finally at (\S+)")[1]) - at < scaled(TOLD_WITHIN)
-    assert cluster.statuses() == [1, 1], processes.all
-
-
-@pytest.mark.long
-def test_sigterm_ends_a_trainer_whose_main_thread_is_outside_of_python(
-    processes: Processes,
-) -> None:
-    """The others know at once; the process follows when its main thread has had its grace."""
-    cluster = Cluster(processes, 1)
-    other, stuck = cluster.trainer(0, "sync", "run"), cluster.trainer(1, "sync", "stuck")
-    stuck.said("stepping")
-    at = time.monotonic()
-    stuck.send(signal.SIGTERM)
-
-    assert other.status() == 1, other
-    other.said("trainer 1 ended the job: ended by SIGTERM")
-    assert float(other.said(r"finally at (\S+)")[1]) - at < scaled(TOLD_WITHIN)
-    assert stuck.status() == 143, stuck
-    assert cluster.statuses() == [1]
-
-
-@pytest.mark.long
-def test_the_servers_heartbeat_timeout_holds_among_trainers_too(processes: Processes) -> None:
-    """A mixed job that stops with a trainer: those that wait for a silent one in their all-reduce
-    know as the servers do, though only these were told a timeout.
-    """
-    cluster = Cluster(processes, 1, "--heartbeat-timeout", "3")
-    other, silent = (cluster.trainer(number, "mixed", "run") for number in (0, 1))
-    other.said("stepping")
-    silent.said("stepping")
-    silent.send(signal.SIGSTOP)
-
-    assert other.status() == 1, other
-    silent = f"{processes.scaled(3):g}"
-    lost = f"is lost .silent for {silent} s|has sent no heartbeat for {silent}"
-    other.said(f"TrainerLost.*trainer 1 ({lost})")
-    assert cluster.statuses() == [1]
-
-
-@pytest.mark.parametrize("mode", [RARE("sync"), "async"])
-def test_a_server_that_is_told_to_stop_says_so_to_everyone(processes: Processes, mode: str) -> None:
-    """Trainers that wait, and trainers that compute, and by them the other server."""
-    cluster = Cluster(processes)
-    trainers = [cluster.trainer(number, mode, "run") for number in (0, 1)]
-    for trainer in trainers:
-        trainer.said("stepping")
-    at = time.monotonic()
-    cluster.servers[1][0].send(signal.SIGTERM)
-
-    for trainer in trainers:
-        assert trainer.status() == 1, trainer
-        trainer.said(r"(ServerLost|Draining|JobFailed).*is shutting down")
-        assert float(trainer.said(r"finally at (\S+)")[1]) - at < scaled(TOLD_WITHIN)
-    assert cluster.statuses() == [1, 143], processes.all
-
-
-@pytest.mark.long
-def test_a_script_that_catches_the_cluster_s_error_does_not_end_the_job_well(
-    processes: Processes,
-) -> None:
-    """The server that it has not lost is told why it ends; ``finish()`` raises the same."""
-    cluster = Cluster(processes)
-    trainer = cluster.trainer(0, "sync", "catch", trainers=1)
-    trainer.said("stepping")
-    cluster.servers[1][0].send(signal.SIGKILL)
-    cluster.servers[1][0].status()
-    trainer.said("caught ServerLost", patience=DEADLINE + 30)
-
-    assert trainer.status() == 1, trainer
-    assert "finished" not in trainer.lines
-    assert cluster.statuses() == [1, -signal.SIGKILL]
-    cluster.servers[0][0].said("the job failed: trainer 0 ended the job: ServerLost")
-
-
-@pytest.mark.long
-def test_a_script_that_ignores_the_jobs_failure_does_not_exit_with_0(processes: Processes) -> None:
-    """It catches the error and comes to its end: no process of a failed job exits with 0.  A status
-    of its own stands.
-    """
-    cluster = Cluster(processes, 1)
-    trainers = [
-        cluster.trainer(number, "sync", what) for number, what in enumerate(("ignore", "75"))
-    ]
-    for trainer in trainers:
-        trainer.said("stepping")
-    cluster.servers[0][0].send(signal.SIGTERM)
-
-    assert [trainer.status() for trainer in trainers] == [1, 75], processes.all
-    for trainer in trainers:
-        trainer.said("caught .*is shutting down")
-    assert cluster.statuses() == [143]
-
-
-@pytest.mark.long
-def test_a_trainer_that_has_finished_fails_with_a_job_that_fails_later(
-    processes: Processes,
-) -> None:
-    """It waits until all have finished: no process of a failed job exits with 0."""
-    cluster = Cluster(processes)
-    first, later = cluster.trainer(0, "async", "finish"), cluster.trainer(1, "async", "run")
-    first.said("finally at")
-    later.said("stepping")
-    later.send(signal.SIGTERM)
-
-    assert (later.status(), first.status()) == (143, 1), processes.all
-    assert cluster.statuses() == [1, 1]
-
-
-def test_a_script_that_forgets_finish_has_not_said_that_it_is_done(processes: Processes) -> None:
-    """It says so in its log, and the job fails: for those that wait for its word, and for it."""
-    cluster = Cluster(processes, 1)
-    forgets, other = cluster.trainer(1, "sync", "forgets"), cluster.trainer(0, "sync", "finish")
-
-    assert other.status() == 1, other
-    other.said("JobFailed: .*trainer 1 ended the job: it ended without fleet.finish()")
-    forgets.said("trainer 1: it ended without fleet.finish.. or Executor.close..; the job fails")
-    assert forgets.status() == 1, forgets
-    assert cluster.statuses() == [1]
+        for mode in ("sync", "async")
+    ),
+    Row(
+        "SIGTERM ends a trainer whose main thread is outside of Python",
+        (RUNS, at(RUNS, 1, "stepped 3", "outside 60")),
+        (1, 143, 1),
+        (("trainer 0", BY_SIGTERM),),
+        "trainer 1",
+        told=True,
+    ),
+    Row(
+        "the servers' heartbeat timeout holds among trainers, too",
+        MIXED,
+        (1, 1),
+        (("trainer 0", "TrainerLost.*trainer 1 (is lost .silent for|has sent no heartbeat for)"),),
+        "trainer 1",
+        signal.SIGSTOP,
+        timeout=SHORT,
+    ),
+    *(
+        Row(
+            f"a server that is told to stop says so to everyone, {mode}",
+            of_two(mode),
+            (1, 1, 1, 143),
+            (("trainer 0", STOPS), ("trainer 1", STOPS)),
+            "server 1",
+            servers=2,
+            told=True,
+        )
+        for mode in ("sync", "async")
+    ),
+    Row(
+        "a script that catches the error does not end the job well",
+        (replace(RUNS, trainers=1, caught="finishes"),),
+        (1, 1, -9),
+        (
+            ("trainer 0", "caught ServerLost"),
+            ("server 0", "the job failed: trainer 0 ended the job: ServerLost"),
+        ),
+        "server 1",
+        signal.SIGKILL,
+        servers=2,
+        timeout=SHORT,
+    ),
+    Row(
+        "a script that ignores the job's failure does not exit with 0; a status of its own stands",
+        (replace(RUNS, caught="ends"), replace(RUNS, caught="exit 75")),
+        (1, 75, 143),
+        (
+            ("trainer 0", "caught .*is shutting down"),
+            ("trainer 1", "caught .*is shutting down"),
+        ),
+        "server 0",
+    ),
+    Row(
+        "a trainer that has finished fails with a job that fails later",
+        (replace(FINISHES, mode="async"), replace(RUNS, mode="async")),
+        (1, 143, 1),
+        (("trainer 1", "finally at"),),
+        "trainer 1",
+    ),
+    Row(
+        "a script that forgets finish has not said that it is done",
+        (FINISHES, at(FINISHES, 1, "finishing", "exit 0")),
+        (1, 1, 1),
+        (
+            ("trainer 0", "JobFailed: .*trainer 1 ended the job: it ended without fleet.finish()"),
+            (
+                "trainer 1",
+                "trainer 1: it ended without fleet.finish.. or Executor.close..; the job",
+            ),
+        ),
+        long=False,
+    ),
+    Row(
+        "a trainer that raises ends the job for the others at once",
+        (RUNS, at(RUNS, 1, "sending 3", "raise")),
+        (1, 1, 1),
+        (
+            (
+                "trainer 0",
+                "JobFailed: .*trainer 1 ended the job: ArithmeticError: the data are gone",
+            ),
+            ("trainer 1", "^ArithmeticError"),
+        ),
+        long=False,
+    ),
+    *(
+        Row(
+            f"trainer {number} is killed before it joins, and fleet.init has announced it",
+            (waits(0), RUNS) if number == 0 else (RUNS, waits(1)),
+            (-9, 1) if number == 0 else (1, -9, 1),
+            (
+                (
+                    f"trainer {1 - number}",
+                    f"TrainerLost: .*trainer {number} ended before it joined: it has sent no",
+                ),
+            ),
+            f"trainer {number}",
+            signal.SIGKILL,
+            timeout=SHORT,
+        )
+        for number in (0, 1)
+    ),
+    *(
+        Row(
+            f"an end right after init is known: {action}",
+            (RUNS, at(RUNS, 1, "joins", action)),
+            (1, status),
+            (("trainer 0", f"trainer 1 ended before it joined: .*{known}"),),
+            servers=2,
+            timeout=SHORT,
+            late=True,
+        )
+        for action, status, known in (
+            ("exit 0", 0, "its script has ended"),
+            ("SIGKILL", -9, "no heartbeat"),
+        )
+    ),
+    Row(
+        "a trainer that fails before it joins is named at once",
+        (RUNS, waits(1)),
+        (1, 143),
+        (("trainer 0", "trainer 1 ended before it joined: ended by SIGTERM"),),
+        "trainer 1",
+        late=True,
+    ),
+]
 
 
-def test_a_job_that_every_trainer_has_finished_ends_with_0(processes: Processes) -> None:
-    """Trainers and servers."""
-    cluster = Cluster(processes)
-    trainers = [cluster.trainer(number, "sync", "finish") for number in (0, 1)]
-
-    assert [trainer.status() for trainer in trainers] == [0, 0], processes.all
-    assert cluster.statuses() == [0, 0]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("number", [RARE(0), 1])
-def test_a_trainer_that_is_killed_before_it_joins_is_known(
-    processes: Processes, number: int
-) -> None:
-    """Not after the start timeout: ``fleet.init`` has announced it."""
-    short = 3.0
-    cluster = Cluster(processes, 1, "--heartbeat-timeout", str(short))
-    dead, other = cluster.trainer(number, "sync", "wait"), cluster.trainer(1 - number, "sync", "x")
-    dead.said("initialized")
-    for expected in (0, 1):
-        cluster.servers[0][0].said(f"trainer {expected} is on its way")
-    dead.send(signal.SIGKILL)
-
-    assert other.status() == 1, other
-    other.said(f"TrainerLost: .*trainer {number} ended before it joined: it has sent no heartbeat")
-    if number == 1:
-        assert cluster.statuses() == [1]
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
-    ("how", "status", "known"),
-    [
-        RARE("sys.exit(0)", 0, "its script has ended"),
-        ("os.kill(os.getpid(), 9)", -9, "no heartbeat"),
-    ],
+    "row", [pytest.param(row, id=row.name, marks=[pytest.mark.long] * row.long) for row in ROWS]
 )
-def test_an_end_right_after_init_is_known(
-    processes: Processes, how: str, status: int, known: str
-) -> None:
-    """Though the process was there for a moment only, and may have status 0."""
-    cluster = Cluster(processes, 2, "--heartbeat-timeout", "3")
-    other = cluster.trainer(0, "sync", "x")
-    cluster.servers[1][0].said("trainer 0 joined")
-    ended = cluster.trainer(1, "sync", how)
+def test_everybody_learns_how_a_job_ends(processes: Processes, row: Row) -> None:
+    """Each process ends with the row's status, and says what it says; no process of a failed job
+    exits with 0, but a script that says so itself.
+    """
+    job = Job(processes, row.timeout, servers=row.servers, trainers=len(row.plans))
+    for number, plan in enumerate(row.plans):
+        if number and row.late:
+            job.servers[-1].said("trainer 0 joined")
+        job.trainer(number, plan)
+    victim = {each.name: each for each in processes.all}.get(row.victim)
+    at = time.monotonic()
+    if victim is not None:
+        for trainer in job.trainers:
+            trainer.said("^(step 3|waits for never|waits for all)$")
+        for trainer in job.trainers if "never" in str(row.plans) else ():
+            job.servers[0].said(f"{trainer.name} is on its way")
+        at = time.monotonic()
+        victim.send(row.signal)
 
-    assert ended.status() == status, ended
-    assert other.status() == 1, other
-    other.said(f"trainer 1 ended before it joined: .*{known}")
+    every = [*job.trainers, *job.servers]
+    if row.signal is signal.SIGSTOP:  # it does not end
+        every = [each for each in every if each is not victim]
+    found = [each.status() for each, _ in zip(every, row.ends, strict=False)]
+    assert found == [*row.ends], processes.all
+    named = {each.name: each for each in every}
+    for name, pattern in row.said:
+        named[name].said(pattern)
+        if row.told:
+            assert said_at(named[name], "^finally at") - at < scaled(TOLD_WITHIN)
 
 
-def test_a_trainer_that_fails_before_it_joins_is_named_at_once(processes: Processes) -> None:
-    """SIGTERM between ``fleet.init`` and ``distributed_optimizer``."""
-    cluster = Cluster(processes, 1)
-    ended, other = cluster.trainer(1, "sync", "wait"), cluster.trainer(0, "sync", "x")
-    ended.said("initialized")
-    cluster.servers[0][0].said("trainer 0 joined")
-    ended.send(signal.SIGTERM)
+@pytest.mark.parametrize(
+    "mode", ["sync", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("async", "geo"))]
+)
+def test_a_job_that_is_stopped_and_continued_goes_on(processes: Processes, mode: str) -> None:
+    """As by a laptop's lid: all of it, for longer than the heartbeat timeout, in any order, and
+    continued one after the other; nobody is blamed for what no process has run.
+    """
+    job = Job(processes, SHORT)
+    for number in (0, 1):
+        job.trainer(
+            number, at(replace(FINISHES, mode=mode, steps=20), number, "before 6", "wait over")
+        )
+    for trainer in job.trainers:
+        trainer.said("^waits for over$")
+    for order, sent in ((1, signal.SIGSTOP), (2, signal.SIGCONT)):
+        for each in random.Random(order).sample(processes.all, len(processes.all)):
+            each.send(sent)
+            time.sleep(0.7 if sent == signal.SIGCONT else 0.0)  # what takes the time is tested
+        time.sleep(STOPPED if sent == signal.SIGSTOP else 0.0)
+    (processes.path / "over").touch()
 
-    assert ended.status() == 143, ended
-    assert other.status() == 1, other
-    other.said("trainer 1 ended before it joined: ended by SIGTERM")
+    for each in processes.all:
+        assert each.status() == 0, processes.all
+
+
+@pytest.mark.long  # the pauses of test_trainer_faults.py stand for it
+def test_a_trainer_that_wakes_says_that_it_was_away(processes: Processes) -> None:
+    """When the others have lost it meanwhile; not that a server was."""
+    job = Job(processes, SHORT)
+    goes_on = at(replace(FINISHES, mode="async", steps=20), 0, "before 10", "wait over")
+    job.trainer(0, goes_on)
+    away = job.trainer(1, replace(RUNS, mode="async"))
+    away.said("^step 3$")
+    away.send(signal.SIGSTOP)
+    job.servers[0].said("trainer 1 has sent no heartbeat")
+    away.send(signal.SIGCONT)
+    told = away.said(r"^pserver\.errors\.(\w+): (.*)")
+    (processes.path / "over").touch()
+
+    assert told[1] == "TrainerLost", told[0]
+    assert "did not run for" in told[2] or "trainer 1 has sent no heartbeat" in told[2]
+    assert [trainer.status() for trainer in job.trainers] == [0, 1], processes.all
+    assert not [line for line in away.lines if "ServerLost" in line]
+
+
+@pytest.mark.long  # tests/pserver/job/test_attendance.py stands for it
+def test_servers_outlive_a_failed_job_and_serve_another_one(processes: Processes) -> None:
+    """A trainer is killed, and then a server stands still; after both another job is trained."""
+    servers = processes.servers(1, SHORT, "--keep-failed", "0")
+    job = Job(processes, SHORT, running=servers)
+    for number in (0, 1):
+        job.trainer(
+            number, at(replace(RUNS, configs={"lost_trainer": "stop"}), 1, "sending 3", "SIGKILL")
+        )
+    assert [trainer.status() for trainer in job.trainers] == [1, -9], processes.all
+    job.servers[0].said("the job failed: .*trainer 1 has sent no heartbeat")
+    (processes.path / "struck").unlink()
+    for marker in processes.path.glob("*begun"):
+        marker.unlink()
+    stopped = Job(processes, SHORT, running=servers)
+    for number in (0, 1):
+        stopped.trainer(number, RUNS).said("^step 3$")
+    stopped.servers[0].send(signal.SIGSTOP)
+    for trainer in stopped.trainers:
+        assert trainer.status() == 1
+        trainer.said(f"(ServerLost|JobFailed): .*server 0 at {servers[0][1]}")
+    stopped.servers[0].send(signal.SIGCONT)
+    again = Job(processes, SHORT, running=servers)
+    for number in (0, 1):
+        again.trainer(number, FINISHES)
+    assert [trainer.status() for trainer in again.trainers] == [0, 0], processes.all

@@ -277,7 +277,20 @@ def limit(what: str, phase: str, by_launch: bool) -> float:
     return TOLD if number == "SIGTERM" else HEARTBEAT_TIMEOUT + MARGIN
 
 
-@crossed("process_faults", what=FAULTS, mode=MODES, phase=PHASES)
+@crossed(
+    "process_faults",
+    rows=[
+        ("kill -9 of a trainer", "async", "starting"),
+        ("SIGTERM of a trainer", "async", "stepping"),
+        ("a short stop of a trainer", "staleness", "finishing"),
+        ("kill -9 of a server", "tables", "stepping"),
+        ("SIGTERM of a server", "diloco", "saving"),
+        ("a long stop of a server", "mixed", "joining"),
+    ],
+    what=FAULTS,
+    mode=MODES,
+    phase=PHASES,
+)
 def test_everybody_learns_of(
     processes: Processes,
     undisturbed: Callable[[str], list[str]],
