@@ -1,154 +1,72 @@
 """A trainer that gets SIGTERM with a grace period ends its step and leaves; the others go on, and
-nothing that it has taken is lost: with real processes.
+nothing that it has taken is lost: with real processes.  For every mode see test_trainer_faults.py.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.cluster.preempted_trainer import AT, STEPS, TRAINERS
+from tests.cluster.scripted_jobs import SCRIPT, Job, moved, said_at
+from tests.cluster.scripted_trainer import GRADIENT, Plan
 from tests.support.launched import LAUNCH, environment
-from tests.support.load import run, scaled
+from tests.support.load import run
 from tests.support.processes import Processes, Started
-from tests.support.tiers import RARE
 
-SCRIPT = str(Path(__file__).with_name("preempted_trainer.py"))
+STEPS, AT, TRAINERS = 9, 4, 3
 HEARTBEAT = 20.0  # a timeout that nothing here waits for
-TOLD_WITHIN = 8.0  # of a busy machine; a heartbeat comes each second
-
-SLOW = """
-import sys, threading, time
+GRACE = {"PSERVER_GRACE": "30"}
+FIRST = """
+import os, signal, sys
 import torch
+from torch.utils.data import DataLoader
 from trainer import fleet
 
-fleet.init()
-model = fleet.distributed_model(torch.nn.Linear(2, 2))
-optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-enough = threading.Event()
-threading.Thread(target=lambda: (sys.stdin.readline(), enough.set()), daemon=True).start()
-while True:
-    time.sleep(0.2 if fleet.worker_index() == 2 else 0.02)  # what it computes
-    model(torch.ones(1, 2)).sum().backward()
+fleet.init(checkpoint="saved", every=0.001)
+model = fleet.distributed_model(torch.nn.Sequential(torch.nn.BatchNorm1d(1), torch.nn.Linear(1, 1)))
+optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.0))
+me = fleet.worker_index()
+for x in fleet.shard(DataLoader(torch.arange(72.0), batch_size=2)):
+    step = optimizer.steps + 1
+    if step == 4 and me == 0:
+        os.kill(os.getpid(), signal.SIGTERM)
+    if step == 5:
+        fleet.barrier_worker()
+    if step >= 8:  # what a script writes into parameters, alike on every trainer
+        with torch.no_grad():
+            model[1].weight.fill_(step)
+    model(x[:, None] + 10 * step).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-    if any(fleet.all_gather_object(enough.is_set())):
-        break
+print("buffer", model[0].running_mean.item(), model[0].num_batches_tracked.item(), flush=True)
+fleet.export("model.pt")
+print("took", optimizer.steps, flush=True)
 fleet.finish()
 """
+
 
 pytestmark = pytest.mark.processes
 
 
-class Preempted:
-    """A job of 2 servers and 3 trainers, one of which gets SIGTERM in step ``AT``."""
-
-    def __init__(self, processes: Processes, mode: str, victim: int, grace: str = "30") -> None:
-        self._path = processes.path
-        self.servers = processes.servers(2, HEARTBEAT, "--once")
-        job = {
-            "TRAINING_ROLE": "TRAINER",
-            "TRAINERS": str(TRAINERS),
-            "PSERVER_ENDPOINTS": ",".join(endpoint for _, endpoint in self.servers),
-            "PSERVER_GRACE": grace,
-        }
-        self.trainers = [
-            processes.python(f"trainer {n}", SCRIPT, mode, str(victim), **job, TRAINER_ID=str(n))
-            for n in range(TRAINERS)
-        ]
-        self.victim = self.trainers[victim]
-        self.others = [each for each in self.trainers if each is not self.victim]
-
-    def counts(self) -> dict[str, torch.Tensor]:
-        """What the servers held in the end, negated: by name, a number for each trainer."""
-        values = torch.load(self._path / "counts.pt", weights_only=True)
-        return {name: -value for name, value in values.items()}
-
-    def ended_well(self) -> None:
-        """The victim has left after its step, and everyone else has finished."""
-        assert self.victim.status() == 143, self.trainers
-        number = self.trainers.index(self.victim)
-        self.victim.said(f"pserver: trainer {number} was preempted after step {AT}$")
-        assert [other.status() for other in self.others] == [0, 0], self.trainers
-        assert [server.status() for server, _ in self.servers] == [0, 0], self.servers
-        for server, _ in self.servers:
-            server.said(f"trainer {number} was preempted after step {AT}")
-
-
-def said_at(process: Started, pattern: str) -> float:
-    """When it said so."""
-    process.said(pattern)
-    return next(
-        at for at, line in zip(process.times, process.lines, strict=False) if pattern in line
+def plan(mode: str, victim: int, steps: int = STEPS) -> Plan:
+    """One of three gets SIGTERM in step ``AT``, and the others meet behind that."""
+    meet = tuple((n, f"stepped {AT}", "meet") for n in range(TRAINERS) if n != victim)
+    return Plan(
+        mode, trainers=TRAINERS, steps=steps, at=((victim, f"before {AT}", "SIGTERM"), *meet)
     )
 
 
-def together(victim: int) -> torch.Tensor:
-    """What steps of all trainers together count at each trainer's place: in each the mean over
-    those that are there, as float32 computes it.
-    """
-    value = torch.zeros(TRAINERS)
-    for step in range(1, STEPS + 1):
-        there = [n for n in range(TRAINERS) if n != victim or step <= AT]
-        total = torch.zeros(TRAINERS)
-        total[there] = 1.0
-        value -= total * torch.tensor(1 / len(there))
-    return -value
-
-
-@pytest.mark.parametrize("victim", [1, RARE(0), RARE(2)])
-@pytest.mark.parametrize("mode", ["sync", RARE("tables")])
-def test_a_sync_job_goes_on_with_the_trainers_that_are_left(
-    processes: Processes, mode: str, victim: int
-) -> None:
-    """From the next step on the mean is over them: to the bit, on both servers."""
-    job = Preempted(processes, mode, victim)
-    job.ended_well()
-
-    found = job.counts()
-    expected = together(victim)
-    assert torch.equal(found["a"], expected) and torch.equal(found["b"], expected), found
-    if mode == "tables":
-        assert torch.equal(found["rows.weight"], expected[:, None].expand(-1, 2)), found
-
-
-@pytest.mark.parametrize("victim", [RARE(0), 2])
-@pytest.mark.parametrize(
-    "mode", ["async", RARE("merged"), RARE("half_async"), RARE("staleness"), RARE("async tables")]
-)
-def test_every_step_that_an_asynchronous_trainer_took_was_applied_once(
-    processes: Processes, mode: str, victim: int
-) -> None:
-    """What its queue and its merges had kept, too; and no bound waits for it."""
-    job = Preempted(processes, mode, victim)
-    job.ended_well()
-
-    taken = torch.full((TRAINERS,), float(STEPS))
-    taken[victim] = AT
-    found = job.counts()
-    assert torch.equal(found["a"], taken) and torch.equal(found["b"], taken), found
-    if "tables" in mode:
-        assert torch.equal(found["rows.weight"], taken[:, None].expand(-1, 2)), found
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_geo_trainer_sends_its_part_and_the_others_divide_by_who_is_left(
-    processes: Processes, victim: int
-) -> None:
-    """Every third step a part of what has changed leaves, and at the end what there is."""
-    job = Preempted(processes, "geo", victim)
-    job.ended_well()
-
-    expected = torch.tensor([_geo(n, victim) for n in range(TRAINERS)])
-    for found in job.counts().values():
-        torch.testing.assert_close(found, expected)
+def _merged(trainer: int, victim: int) -> float:
+    """Every step, from queues and merges, too."""
+    return AT if trainer == victim else STEPS
 
 
 def _geo(trainer: int, victim: int) -> float:
-    """What of a geo trainer's steps is on the servers in the end."""
+    """Every third step a part of what has changed leaves, and at the end what there is."""
     own = served = 0.0
     for step in range(1, STEPS + 1):
         if trainer == victim and step > AT:
@@ -160,54 +78,41 @@ def _geo(trainer: int, victim: int) -> float:
     return served
 
 
+def _diloco(trainer: int, victim: int) -> float:
+    """Its last window is shorter than the others', in their mean."""
+    return 3 / 3 + 1 / 3 if trainer == victim else 3 / 3 + 3 / 3 + 3 / 2
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_diloco_trainer_s_last_window_counts(processes: Processes, victim: int) -> None:
-    """Shorter than the others', in their mean."""
-    job = Preempted(processes, "diloco", victim)
-    job.ended_well()
-
-    expected = torch.full((TRAINERS,), 3 / 3 + 3 / 3 + 3 / 2)
-    expected[victim] = 3 / 3 + 1 / 3
-    for found in job.counts().values():
-        torch.testing.assert_close(found, expected)
-
-
-def test_the_others_are_told_by_their_next_heartbeat(processes: Processes) -> None:
-    """Each of them logs it."""
-    job = Preempted(processes, "sync", 1)
-    job.ended_well()
-
-    left = said_at(job.victim, "was preempted after step")
-    for other in job.others:
-        line = f"trainer 1 was preempted after step {AT}; 2 of 3 trainers continue"
-        assert said_at(other, line) - left < scaled(TOLD_WITHIN)
-
-
-def test_without_a_grace_period_sigterm_ends_the_job(processes: Processes) -> None:
-    """As ever."""
-    job = Preempted(processes, "sync", 1, grace="0")
-
-    assert job.victim.status() == 143, job.trainers
-    assert [other.status() for other in job.others] == [1, 1], job.trainers
-    job.others[0].said("trainer 1 ended the job: ended by SIGTERM")
-
-
-def test_a_mixed_job_that_stops_with_a_trainer_has_no_grace_period(
-    processes: Processes,
+@pytest.mark.parametrize(
+    ("mode", "expected"), [("merged", _merged), ("geo by 3", _geo), ("diloco by 3", _diloco)]
+)
+def test_what_a_trainer_has_kept_leaves_with_it(
+    processes: Processes, mode: str, expected: Callable[[int, int], float], victim: int
 ) -> None:
-    """They say why, before they join."""
-    job = Preempted(processes, "mixed, stops", 1)
+    """What its queues, its merges and its windows had kept."""
+    job = Job(processes, HEARTBEAT, trainers=TRAINERS)
+    trainers = [job.trainer(n, plan(mode, victim), **GRACE) for n in range(TRAINERS)]
 
-    for trainer in job.trainers:
-        trainer.said("PSERVER_GRACE: expected 0 where trainers average gradients among themselves")
-        assert trainer.status() == 1
+    assert [each.status() for each in trainers] == [143 * (n == victim) for n in range(TRAINERS)]
+    assert job.statuses() == [0, 0]
+    last = max((each for n, each in enumerate(trainers) if n != victim), key=finished_at)
+    steps = [distance / GRADIENT for distance in moved(last)["columns"]]
+    assert steps == pytest.approx([expected(n, victim) for n in range(TRAINERS)]), trainers
 
 
+def finished_at(trainer: Started) -> float:
+    """When a trainer has looked at what the servers have."""
+    return said_at(trainer, "^record")
+
+
+@pytest.mark.long  # tests/pserver/launcher/test_launch_preemption.py stands for it
 def test_launch_counts_a_preempted_trainer_and_ends_well(tmp_path: Path) -> None:
     """``--grace`` gives trainers their grace period; the last word says who was preempted."""
+    flags = ("--servers", "2", "--trainers", "3", "--grace", "30")
     done = run(
-        [*LAUNCH, "--servers", "2", "--trainers", "3", "--grace", "30", SCRIPT, "sync", "1"],
+        [*LAUNCH, *flags, SCRIPT, plan("sync", 1).word],
         cwd=tmp_path,
         env=environment(),
         capture_output=True,
@@ -221,17 +126,45 @@ def test_launch_counts_a_preempted_trainer_and_ends_well(tmp_path: Path) -> None
     assert lines[-1] == f"pserver launch: trainer 1 was preempted after step {AT}", done.stderr
 
 
+def test_the_least_trainer_left_saves_writes_and_has_the_buffers(processes: Processes) -> None:
+    """Trainer 0 is preempted.  Checkpoints go on; batch norm's statistics move; what the scripts
+    write arrives.
+    """
+    (processes.path / "train.py").write_text(FIRST)
+    job = Job(processes, HEARTBEAT, trainers=3, script=str(processes.path / "train.py"))
+    trainers = [job.trainer(n, **GRACE) for n in range(3)]
+
+    assert [trainer.status() for trainer in trainers] == [143, 0, 0], trainers
+    assert job.statuses() == [0, 0], processes.all
+    trainers[1].said("trainer 0 was preempted after step 4; .* trainer 1 is now the leader")
+    took = int(trainers[1].said(r"took (\d+)")[1])
+    listed = json.loads((processes.path / "saved" / "checkpoints.json").read_text())
+    assert f"step-{took - 1:06d}" in json.dumps(listed), (took, listed, trainers)
+    values = torch.load(processes.path / "model.pt", weights_only=True)
+    assert values["1.weight"].item() == took
+    assert values["0.num_batches_tracked"].item() == took
+    for trainer in trainers[1:]:
+        mean = float(trainer.said(r"buffer (\S+)")[1])
+        assert mean == pytest.approx(values["0.running_mean"].item())
+
+
+@pytest.mark.long  # tests/pserver/job/test_stragglers.py stands for it
 def test_a_slow_trainer_is_named(processes: Processes) -> None:
     """Though in a sync job every trainer's step takes as long as its own."""
-    [(server, endpoint)] = processes.servers(1, HEARTBEAT, "--once", "--straggler-factor", "2.5")
-    (processes.path / "slow.py").write_text(SLOW)
-    trainers = processes.trainers(3, [endpoint], HEARTBEAT, str(processes.path / "slow.py"))
-    named = server.said(r"trainer (\d) is slow: it computes 0\.\d+ s a step, (\d+\.\d) times")
-    status = processes.python("status", "-m", "pserver", "status", endpoint)
+    job = Job(processes, HEARTBEAT, "--straggler-factor", "2.5", servers=1, trainers=3)
+    trainers = []
+    for number, pause in enumerate((0.02, 0.02, 0.2)):
+        steps = Plan(
+            "sync", trainers=3, steps=40, pause=pause, at=((number, "ends", "wait enough"),)
+        )
+        trainers.append(job.trainer(number, steps))
+    named = job.servers[0].said(
+        r"trainer (\d) is slow: it computes 0\.\d+ s a step, (\d+\.\d) times"
+    )
+    status = processes.python("status", "-m", "pserver", "status", job.endpoints[0])
     status.said(r"trainer 2 joined.*slow: 0\.\d+ s of its own a step, \d+\.\d times the others'")
 
     assert named[1] == "2" and float(named[2]) > 2.5
     assert status.status() == 0
-    for trainer in trainers:
-        trainer.tell("enough")
+    (processes.path / "enough").touch()
     assert [trainer.status() for trainer in trainers] == [0, 0, 0], trainers

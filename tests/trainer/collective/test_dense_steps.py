@@ -230,3 +230,15 @@ def test_who_is_left_alone_goes_on_alone(server: Server) -> None:
         found = list(pool.map(play, range(3)))
 
     assert found[0] == reference(2.0, 2.0, 1.0, 1.0)
+
+
+def test_who_cannot_leave_the_others_has_no_grace_period(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a job that stops with a trainer; it says why, before it joins."""
+    monkeypatch.setenv("PSERVER_GRACE", "30")
+    why = "expected 0 where trainers average gradients among themselves"
+    player = Player(server, 0, "sync", "stop")
+    with pytest.raises(ValueError, match=f"PSERVER_GRACE: {why}"):
+        player.join()
+    player.job.finish()
