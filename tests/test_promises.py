@@ -76,7 +76,7 @@ DONE_BETTER = {
     "slowness is no silence": (
         "test_a_trainer_that_evaluates_for_longer_than_the_deadline_stops_nobody"
     ),
-    "an exception says who": "test_a_killed_server_is_named_by_every_trainer",
+    "an exception says who": "test_everybody_learns_how_a_job_ends",
     "over 2 GiB": "test_a_parameter_of_3_gb_passes",
     "exactly once": "test_a_step_is_applied_once_however_often_it_is_sent",
     "slices of the module's values": "test_slices_start_from_the_modules_own_values",
