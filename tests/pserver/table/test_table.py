@@ -59,7 +59,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
         "capacity": 11, "eviction": "lfu", "entry": CountFilterEntry(2), "ttl": 12.0
     },
 }  # fmt: skip
-FEW_BYTES = 8 * 80  # of some 8 rows
+FEW_BYTES = 4 * 80  # of some 4 rows
 KEPT, PERIOD = 4, 6
 LONGEST = KEPT + 2 * PERIOD  # stretches of a history: a turn, and what came before it and in it
 FAR = (-1, 2**63 - 1, -(2**63), 2**62 + 1)
@@ -68,6 +68,10 @@ ids_of = st.lists(
     st.integers(0, RANGE - 1) | st.integers(0, 9), min_size=1, max_size=14, unique=True
 )
 elapsed = st.sampled_from([0.0, 1.0, 1.0, 3.0, 9.0, 13.0])
+pushes = st.tuples(  # ids, gradient, rate, shows, seconds, and whether it is added
+    ids_of, st.integers(-3, 3), st.sampled_from([1.0, 0.5, 0.7]), st.integers(0, 2) | st.none(),
+    elapsed, st.sampled_from([False, False, False, True]),
+)  # fmt: skip
 limits = st.sampled_from([1, 5, 1000])
 
 
@@ -260,7 +264,8 @@ class TableMachine(RuleBasedStateMachine):
 
     @initialize(
         kind=st.sampled_from([*KINDS]),
-        by=st.sampled_from([*RULES]),
+        by=st.sampled_from([*RULES, *("sgd", "adagrad") * 4]),
+        decays=st.sampled_from([0, 10, 20, 10**6]),
         tiers=st.sampled_from([False, True, True]),
         seed=st.integers(-3, 3),
         epoch=st.sampled_from([0, EPOCHS - 2]),
@@ -269,8 +274,8 @@ class TableMachine(RuleBasedStateMachine):
         reserves=st.booleans(),
     )
     def begin(
-        self, kind: str, by: str, tiers: bool, seed: int, epoch: int, noted: int, block: int,
-        reserves: bool,
+        self, kind: str, by: str, decays: int, tiers: bool, seed: int, epoch: int, noted: int,
+        block: int, reserves: bool,
     ) -> None:  # fmt: skip
         self.patch.setattr(updater, "KEPT", KEPT)
         self.patch.setattr(updater, "PERIOD", PERIOD)
@@ -291,6 +296,7 @@ class TableMachine(RuleBasedStateMachine):
         self.table_of = replace(table, memory_bytes=budget)
         self.table = self.made()
         self.table._rows.epoch += epoch
+        self.decays_from = decays  # the step from which on weights decay
         self.spans = RANGE if table.rows else None
         self.exact = table.dtype == "float32"
 
@@ -317,38 +323,37 @@ class TableMachine(RuleBasedStateMachine):
 
     # ---- calls ----
 
-    @rule(
-        places=ids_of, gradient=st.integers(-3, 3), rate=st.sampled_from([1.0, 0.5, 0.7]),
-        decays=st.booleans(), counted=st.integers(0, 2) | st.none(), passed=elapsed,
-        steps=st.sampled_from([1, 1, 4]), adds=st.sampled_from([False, False, True]),
-    )  # fmt: skip
+    @rule(pushes=st.lists(pushes, min_size=1, max_size=6))
+    def go_on(self, pushes: list[tuple[list[int], int, float, int | None, float, bool]]) -> None:
+        for each in pushes:
+            self.push(*each)
+
     def push(
-        self, places: list[int], gradient: int, rate: float, decays: bool, counted: int | None,
-        passed: float, steps: int, adds: bool,
+        self, places: list[int], gradient: int, rate: float, counted: int | None, passed: float,
+        adds: bool,
     ) -> None:  # fmt: skip
         """A step, or what is added; where nothing is said of shows, each is one."""
         ids, now = self.ids(places), self.model.now + passed
-        rows = np.full((len(ids), DIM), gradient, np.float32) + np.arange(len(ids))[:, None]
-        rows = rows.astype(np.float32)
+        rows = np.full((len(ids), DIM), gradient, np.float32)
+        rows += np.arange(len(ids), dtype=np.float32)[:, None]
         shown = None
         if counted is not None and isinstance(self.model.entry, ShowClickEntry):
             shown = np.tile(np.array([counted, counted // 2], np.float32), (len(ids), 1))
         complete = ROW_RULES[self.rules[1].type].complete(self.rules[1])
         own = {"lr": complete["lr"] * rate} if "lr" in complete else {}
-        if "weight_decay" in complete and decays:
+        if "weight_decay" in complete and self.model.step >= self.decays_from:
             own["weight_decay"] = 0.1
-        for _ in range(steps):
-            for each in self.pair:
-                if adds:
-                    each.add(np.array(ids), rows.copy(), shown, now)
-                else:
-                    each.update(np.array(ids), rows.copy(), [{}, own], shown, now)
-            given = [(1.0, 0.0)] * len(ids) if shown is None else [tuple(s) for s in shown.tolist()]
-            self.model.push(ids, given, now)
-            for value, row in zip(ids, rows[:, 0], strict=True):
-                if value in self.model.rows:
-                    self.model.rows[value].value += row if adds else -row
-        self.model.step += 0 if adds else steps
+        for each in self.pair:
+            if adds:
+                each.add(np.array(ids), rows.copy(), shown, now)
+            else:
+                each.update(np.array(ids), rows.copy(), [{}, own], shown, now)
+        given = [(1.0, 0.0)] * len(ids) if shown is None else [tuple(s) for s in shown.tolist()]
+        self.model.push(ids, given, now)
+        for value, row in zip(ids, rows[:, 0], strict=True):
+            if value in self.model.rows:
+                self.model.rows[value].value += row if adds else -row
+        self.model.step += not adds
         self.touched.update(ids)
 
     @rule(places=ids_of, value=st.integers(-3, 3))
@@ -374,43 +379,45 @@ class TableMachine(RuleBasedStateMachine):
         self.model.counts["lookups"] += len(ids)
         self.model.counts["lookups_new"] += len(ids) - len(known) + gone
 
-    @rule(passed=elapsed)
-    def expire(self, passed: float) -> None:
-        now = self.model.now + passed
-        assert {each.expire(now) for each in self.pair} == {self.model.expire(now)}
+    @rule(
+        how=st.sampled_from(["expire", "expire", "shrink", "shrink", "clear"]),
+        passed=elapsed,
+        days=st.sampled_from([0.0, 1.0, 2.0]),
+        least=st.none() | st.just(0.6),
+    )
+    def end(self, how: str, passed: float, days: float, least: float | None) -> None:
+        """Of what is too old or scores too low, or of everything."""
+        now, model = self.model.now + passed, self.model
+        if how == "expire":
+            assert {each.expire(now) for each in self.pair} == {model.expire(now)}
+        elif how == "shrink":
+            wanted = model.shrink(now, days, least)
+            assert {each.shrink(now, days, least) for each in self.pair} == {wanted}
+            if isinstance(model.entry, ShowClickEntry):
+                self.touched.update(model.rows, model.waiting)
+        elif len(model.rows) > 8:
+            for each in self.pair:
+                each.clear()
+            model.rows, model.waiting = {}, {}
 
-    @rule(passed=elapsed, days=st.sampled_from([0.0, 1.0, 2.0]), least=st.none() | st.just(0.6))
-    def shrink(self, passed: float, days: float, least: float | None) -> None:
-        now = self.model.now + passed
-        wanted = self.model.shrink(now, days, least)
-        assert {each.shrink(now, days, least) for each in self.pair} == {wanted}
-        if isinstance(self.model.entry, ShowClickEntry):
-            self.touched.update(self.model.rows, self.model.waiting)
-
-    @precondition(lambda self: len(self.model.rows) > 3)
+    @precondition(lambda self: len(self.model.rows) + len(self.model.waiting) > 3)
     @rule()
     def load(self) -> None:
         """Other values for some rows, and the end of others."""
         whole = joined(scanned(self.table))
-        chunk = {
-            name: column[::2].copy() for name, column in whole.items() if name[:7] != "waiting"
-        }
-        chunk |= {"removed": whole["ids"][1::4].copy()}
+        # of what waits, half is said again as it is
+        chunk = {name: column[::2].copy() for name, column in whole.items()}
+        gone = (whole["ids"][1::4], whole.get("waiting.ids", np.empty(0, np.int64))[1::2])
+        chunk |= {"removed": np.concatenate(gone)}
         chunk["values"] += 1.0
         for each in self.pair:
             each.load({name: column.copy() for name, column in chunk.items()})
         for value in chunk["removed"].tolist():
-            del self.model.rows[value]
+            self.model.rows.pop(value, None)
+            self.model.waiting.pop(value, None)
         for value in chunk["ids"].tolist():
             self.model.rows[value].value += np.float32(1.0)
-        self.touched.update(whole["ids"].tolist())
-
-    @precondition(lambda self: len(self.model.rows) > 8)
-    @rule()
-    def clear(self) -> None:
-        for each in self.pair:
-            each.clear()
-        self.model.rows, self.model.waiting = {}, {}
+        self.touched.update(whole["ids"].tolist(), whole.get("waiting.ids", gone[1]).tolist())
 
     # ---- checkpoints ----
 
