@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import Queue
 from threading import Thread
+
+import pytest
 
 from pserver.security.keys import Keys
 from pserver.transport.registry import Transport
@@ -17,6 +20,20 @@ SECONDS = 10.0  # the deadline of every wait here
 
 
 PROMPT = 2.0  # how soon a cancelled call must return
+
+
+@pytest.fixture
+def no_thread_stays() -> Iterator[None]:
+    """After every test all of its threads are gone."""
+    before = set(threading.enumerate())
+    yield
+    deadline = time.monotonic() + SECONDS
+    for thread in set(threading.enumerate()) - before:
+        # a thread of C++'s pool that has run Python once
+        if isinstance(thread, threading._DummyThread):
+            continue
+        thread.join(max(0.0, deadline - time.monotonic()))
+        assert not thread.is_alive(), f"{thread.name} still runs"
 
 
 @contextmanager
@@ -35,13 +52,14 @@ class CheckedTransport:
     Args:
         transport: one between hosts: tcp, grpc.
         checksum: "on" or "off".
+        settings: more of its accepting end.
     """
 
-    def __init__(self, transport: Transport, checksum: str) -> None:
-        self._transport, self._checksum = transport, checksum
+    def __init__(self, transport: Transport, checksum: str, **settings: int) -> None:
+        self._transport, self._settings = transport, {"checksum": checksum, **settings}
 
     def listen(self, handle: Handler, host: str = "127.0.0.1", port: int = 0) -> Listener:
-        return self._transport.listen(handle, host, port, checksum=self._checksum)  # type: ignore[call-arg]
+        return self._transport.listen(handle, host, port, **self._settings)
 
     def connect(
         self, host: str, port: int, *, timeout_seconds: float, keys: Keys | None = None

@@ -203,46 +203,6 @@ def test_slots_are_as_long_as_what_they_hold() -> None:
         assert len(waiting) == writer.used
 
 
-def test_slots_and_inline_frames_keep_their_order() -> None:
-    """Frames on both sides of the inline limit, and of one and several slots, arrive in the order
-    in which they left.
-    """
-    seen, handle = outcomes()
-    listener = shm.listen(handle)
-    stream = shm.connect("127.0.0.1", listener.port, timeout_seconds=SECONDS)
-    edges = [
-        0,
-        1,
-        shm.INLINE_BYTES,
-        shm.INLINE_BYTES + 1,
-        shm.SLOT_BYTES,
-        shm.SLOT_BYTES + 1,
-        5 * shm.SLOT_BYTES,
-    ]
-    for size in edges * 3:
-        stream.send(Frame(kind=VALUE), [bytes(size)])
-    stream.close()
-    got = [seen.get(timeout=SECONDS) for _ in range(len(edges) * 3 + 1)]
-    assert stream.receive() is None
-    listener.close(1.0)
-
-    assert got == [*edges * 3, None]
-
-
-def test_a_frame_beyond_the_limit_is_refused_before_it_leaves() -> None:
-    """64 MB is the most of one frame; the stream goes on after the error."""
-    seen, handle = outcomes()
-    listener = shm.listen(handle)
-    stream = shm.connect("127.0.0.1", listener.port, timeout_seconds=SECONDS)
-    with pytest.raises(ValueError, match="expected a frame of at most 67108864 bytes"):
-        stream.send(Frame(kind=VALUE), [bytes(shm.FRAME_BYTES + 1)])
-    stream.send(Frame(kind=VALUE), [b"abc"])
-    stream.close()
-    assert (seen.get(timeout=SECONDS), seen.get(timeout=SECONDS)) == (3, None)
-    assert stream.receive() is None
-    listener.close(1.0)
-
-
 def unsealed() -> int:
     """A segment that its maker can still shorten."""
     descriptor = os.memfd_create("unsealed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
