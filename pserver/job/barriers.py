@@ -118,6 +118,7 @@ class Barriers:
 
         Raises:
             Refused: there are too many barriers, or their texts take too much memory.
+            PServerError: what ended the job meanwhile.
         """
         with self._job.condition:
             if name in self._put_off:
@@ -155,6 +156,8 @@ class Barriers:
                 held.over = not missing()
             if missing() or name in self._put_off:
                 return None
+            if self._job.failure is not None and name not in self._passed:
+                raise self._job.failure  # whoever has failed is not awaited, but was not here
             self.passed = True
             self._passed.add(name)
             if self.write is not None and name not in self._written:

@@ -105,6 +105,7 @@ class MeetingRounds:
         Raises:
             Refused: it reports more averages than there can be, or the trainers' texts take too
                 much memory.
+            PServerError: what ended the job meanwhile.
         """
         averages = Averages(request.averages, request.overflows)
         with self._job.condition:
@@ -159,6 +160,8 @@ class MeetingRounds:
         return sorted(needed - {each.member.trainer for each in there})
 
     def _close_if_all(self) -> None:
+        if self._job.failure is not None:
+            return  # whoever has failed is not awaited, but was not here
         if (there := self._there()) and not self._missing():
             processes = {process_of(each.member): each for each in there}
             self._last = MeetingRound(
