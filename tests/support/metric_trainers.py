@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tests.support.table_trainers import Servers, Trainer, at_once
 from trainer.collective.values import TrainerValues
 from trainer.job.shared_values import values_of
+from transpiler import DistributedStrategy
 
 TRAINERS = 3
 SAMPLES = 400
@@ -21,11 +22,12 @@ AllSay = Callable[[Say], list[Any]]
 
 
 @contextmanager
-def three_trainers(servers: Servers) -> Iterator[AllSay]:
+def three_trainers(
+    servers: Servers, strategy: DistributedStrategy | None = None
+) -> Iterator[AllSay]:
     """Lets each trainer of a job say something, and gives what each one hears."""
-    trainers = at_once(
-        *(partial(Trainer, servers(2), i, TRAINERS, nn.Linear(1, 1)) for i in range(TRAINERS))
-    )
+    make = partial(Trainer, servers(2), strategy=strategy)
+    trainers = at_once(*(partial(make, i, TRAINERS, nn.Linear(1, 1)) for i in range(TRAINERS)))
     values = [values_of(each.job) for each in trainers]
     yield lambda say: at_once(*(partial(say, each) for each in values))
     at_once(*(each.job.communicator.finish for each in trainers))
