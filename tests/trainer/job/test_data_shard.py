@@ -68,45 +68,6 @@ def samples(of_a_trainer: list[list[int]]) -> list[int]:
     return list(itertools.chain.from_iterable(of_a_trainer))
 
 
-COUNTS = [
-    (count, size, trainers)
-    for count in (7, 16, 61, 64)
-    for size in (1, 4, 5)
-    for trainers in (1, 2, 3, 4)
-]
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize(("count", "size", "trainers"), COUNTS)
-def test_the_parts_are_a_partition_with_equal_numbers_of_batches(
-    count: int, size: int, trainers: int, shuffle: bool
-) -> None:
-    """Nobody's sample is another's, none is left out, and no trainer waits for a batch that another
-    does not have.
-    """
-    found = parts(lambda: DataLoader(Numbers(count), size, shuffle=shuffle), trainers, seed=5)
-
-    assert sorted(itertools.chain.from_iterable(map(samples, found))) == list(range(count))
-    assert len({len(batches) for batches in found}) == 1
-    assert all(batch for batches in found for batch in batches)
-    assert max(map(len, map(samples, found))) - min(map(len, map(samples, found))) <= 1
-
-
-@pytest.mark.parametrize(("count", "size", "trainers"), COUNTS)
-def test_drop_last_leaves_out_the_last_joint_batch_only(
-    count: int, size: int, trainers: int
-) -> None:
-    """What is left are full batches, each trainer's of the loader's own size."""
-    if count < size * trainers:
-        with pytest.raises(ValueError, match=f"at least .*got {count}"):
-            parts(lambda: DataLoader(Numbers(count), size, drop_last=True), trainers)
-        return
-    found = parts(lambda: DataLoader(Numbers(count), size, drop_last=True), trainers)
-
-    assert all(len(batch) == size for batches in found for batch in batches)
-    assert [len(batches) for batches in found] == [count // (size * trainers)] * trainers
-
-
 def test_without_shuffling_the_joint_batches_are_the_data_sets_own_order() -> None:
     """Step n of the job sees what step n of a single node with the joint batch size sees."""
     first, second = parts(lambda: DataLoader(Numbers(16), 4), 2)
@@ -203,12 +164,6 @@ def test_a_sampler_of_the_scripts_own_decides_which_samples_there_are(kind: str)
             torch.manual_seed(epoch)
             assert found == list(SAMPLERS[kind]())
     assert joint[0] != joint[1]
-
-
-def test_fewer_samples_than_trainers_raise() -> None:
-    """Somebody would have no batch, and everybody would wait for it."""
-    with pytest.raises(ValueError, match="at least one sample for each of 4 trainers, got 3"):
-        parts(lambda: DataLoader(Numbers(3), 2), 4)
 
 
 def test_an_iterable_data_set_is_dealt_out_batch_by_batch() -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
-import pytest
-
 from pserver.leases.epoch import Epoch
 from trainer.samplers.file_order import FileOrder
 
@@ -42,29 +38,3 @@ def test_a_dropped_batch_is_the_last_one_of_each_trainer() -> None:
     whole = shares(epoch(14, 3, 2), files, counts)
 
     assert shares(epoch(14, 3, 2, True), files, counts) == [each[:6] for each in whole]
-
-
-@pytest.mark.parametrize("seed", range(50))
-def test_each_sample_has_one_position(seed: int) -> None:
-    """Whatever the files are, in equal shares; positions in any ranges are the same samples."""
-    draw = random.Random(seed)
-    files = sorted(draw.randrange(6) for _ in range(draw.randint(1, 9)))
-    stripes, size = draw.randint(1, 4), draw.randint(1, 5)
-    counts = [draw.choice((0, 1, 4, 11)) for _ in files] + [4]
-    files.append(6)
-    made = epoch(sum(counts), size, stripes)
-    found = shares(made, files, counts)
-
-    every = [sample for share in found for sample in share]
-    assert sorted(every) == [(piece, n) for piece, c in enumerate(counts) for n in range(c)]
-    assert max(map(len, found)) - min(map(len, found)) <= 1
-    order, at, parts = FileOrder(made, files, counts, stripes), 0, []
-    while at < len(every):
-        stop = min(len(every), at + draw.randint(1, 9))
-        parts += [
-            (order.pieces[s.place], n)
-            for s in order.spans(at, stop)
-            for n in range(s.first, s.stop)
-        ]
-        at = stop
-    assert parts == every

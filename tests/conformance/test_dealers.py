@@ -1,4 +1,8 @@
-"""However a script chooses its samples: nobody's is twice, nobody's is lost, or it is refused."""
+"""The promises of a dealer of samples: in every pass each sample goes to one trainer, all have as
+many batches, and the order is drawn alike on all; or it is refused.
+
+A way in which a script may choose its samples is one more of tests/support/samplers.py.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, WeightedRandomSampler
 
+from pserver.leases.epoch import Epoch
 from tests.support.samplers import (
     COUNT,
     IN_ORDER,
@@ -25,77 +32,159 @@ from tests.support.samplers import (
     by_torch,
     listed,
 )
+from trainer.samplers.file_order import FileOrder
 from trainer.samplers.passes import Passes
 from trainer.samplers.shard import shard
 
-Epoch = list[list[list[int]]]  # by trainer, its batches
+Dealt = list[list[list[int]]]  # of a pass: by trainer, its batches
+KINDS = SHUFFLED | IN_ORDER
+TRAINERS = (2, 3)
 
 
-def epochs(make: Make, trainers: int, count: int = 2, after: int = 0) -> list[Epoch]:
-    """What each trainer gets in each of ``count`` passes, ``after`` some that were before.
+def deal(make: Make, trainers: int, count: int = 2, after: int = 0) -> list[Dealt]:
+    """The batches of each trainer in each of ``count`` passes, ``after`` some that were before.
 
     The trainers' processes have drawn different random numbers.
     """
     said: dict[str, str] = {}
     mine: list[Iterable[Any]] = []
     for number in range(trainers):
-        passes = Passes(number, said.setdefault)
-        passes.count = after
-        mine.append(shard(make(number), trainers, number, passes=passes))
+        begun = Passes(number, said.setdefault)
+        begun.count = after
+        mine.append(shard(make(number), trainers, number, passes=begun))
     found = []
     for _ in range(count):
-        epoch = []
+        dealt = []
         for number, batches in enumerate(mine):
             torch.manual_seed(number), random.seed(number), np.random.seed(number)
-            epoch.append([torch.as_tensor(batch).reshape(-1).tolist() for batch in batches])
-        found.append(epoch)
+            dealt.append([torch.as_tensor(batch).reshape(-1).tolist() for batch in batches])
+        found.append(dealt)
     return found
 
 
-def samples(epoch: Epoch) -> list[int]:
-    return list(itertools.chain.from_iterable(itertools.chain.from_iterable(epoch)))
+def samples(dealt: Dealt) -> list[int]:
+    return list(itertools.chain.from_iterable(itertools.chain.from_iterable(dealt)))
 
 
-@pytest.mark.parametrize("trainers", [2, 3])
-@pytest.mark.parametrize("kind", [*SHUFFLED, *IN_ORDER])
-def test_nobodys_twice_nobodys_lost(kind: str, trainers: int) -> None:
-    """In every pass each sample goes to one trainer, and all have as many batches."""
-    found = epochs((SHUFFLED | IN_ORDER)[kind], trainers)
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_sample_goes_to_one_trainer(kind: str) -> None:
+    """In every pass, and all have as many batches; a shuffled one has an order of its own."""
+    for trainers in TRAINERS:
+        found = deal(KINDS[kind], trainers)
 
-    for epoch in found:
-        assert sorted(samples(epoch)) == list(range(COUNT))
-        assert len({len(batches) for batches in epoch}) == 1
-        assert all(batch for batches in epoch for batch in batches)
-    assert (found[0] != found[1]) == (kind in SHUFFLED)
+        for dealt in found:
+            assert sorted(samples(dealt)) == list(range(COUNT))
+            assert len({len(batches) for batches in dealt}) == 1
+            assert all(batch for batches in dealt for batch in batches)
+        assert (found[0] != found[1]) == (kind in SHUFFLED)
 
 
-@pytest.mark.parametrize("trainers", [2, 3])
+class Counted(Numbers):
+    """So many samples: sample i is the number i."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+
+@given(
+    count=st.integers(1, 70),
+    size=st.integers(1, 6),
+    trainers=st.integers(1, 5),
+    shuffle=st.booleans(),
+    drop_last=st.booleans(),
+)
+@example(count=61, size=4, trainers=3, shuffle=False, drop_last=False)
+@example(count=7, size=4, trainers=2, shuffle=True, drop_last=True)
+def test_parts_are_equal(
+    count: int, size: int, trainers: int, shuffle: bool, drop_last: bool
+) -> None:
+    """By one sample at most; with ``drop_last`` all batches are full, and only the last joint batch
+    is left out.  Less than that for each is an error.
+    """
+
+    def parts() -> Dealt:
+        loader = DataLoader(Counted(count), size, shuffle=shuffle, drop_last=drop_last)
+        mine = [shard(loader, trainers, number, 5) for number in range(trainers)]
+        return [[torch.as_tensor(batch).tolist() for batch in batches] for batches in mine]
+
+    least = trainers * size if drop_last else trainers
+    if count < least:
+        with pytest.raises(ValueError, match=f"at least .*got {count}"):
+            parts()
+        return
+    found = parts()
+    lengths = [len(samples([batches])) for batches in found]
+
+    assert len(set(samples(found))) == sum(lengths) and set(samples(found)) <= set(range(count))
+    assert len({len(batches) for batches in found}) == 1
+    if drop_last:
+        assert lengths == [count // least * size] * trainers
+        assert all(len(batch) == size for batches in found for batch in batches)
+    else:
+        assert sum(lengths) == count and max(lengths) - min(lengths) <= 1
+        assert all(batch for batches in found for batch in batches)
+
+
+@given(
+    counts=st.lists(st.tuples(st.integers(0, 5), st.sampled_from((0, 1, 4, 11))), max_size=9),
+    stripes=st.integers(1, 4),
+    size=st.integers(1, 5),
+    steps=st.lists(st.integers(1, 9), min_size=1),
+)
+def test_each_sample_of_files_has_one_position(
+    counts: list[tuple[int, int]], stripes: int, size: int, steps: list[int]
+) -> None:
+    """Whatever the files are, in equal shares; positions in any ranges are the same samples."""
+    pieces = [*sorted(counts), (6, 4)]
+    files, lengths = [file for file, _ in pieces], [length for _, length in pieces]
+    made = Epoch(0, "", "", sum(lengths), size, stripes, False)
+    order = FileOrder(made, files, lengths, stripes)
+
+    def at(start: int, stop: int) -> list[tuple[int, int]]:
+        spans = list(order.spans(start, stop))
+        assert all(span.place < span.end <= len(order.pieces) for span in spans)
+        return [(order.pieces[s.place], n) for s in spans for n in range(s.first, s.stop)]
+
+    shares = [at(*made.divided().of(trainer)) for trainer in range(stripes)]
+    every = list(itertools.chain.from_iterable(shares))
+    ends = [*itertools.takewhile(len(every).__gt__, itertools.accumulate(itertools.cycle(steps)))]
+    ranges = list(itertools.pairwise([0, *ends, len(every)]))
+
+    assert sorted(every) == [(piece, n) for piece, c in enumerate(lengths) for n in range(c)]
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert [sample for start, stop in ranges for sample in at(start, stop)] == every
+
+
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_cannot_be_dealt_out_is_refused(kind: str, trainers: int) -> None:
+def test_what_cannot_be_dealt_out_is_refused(kind: str) -> None:
     """The message says what to write instead."""
     make, words = REFUSED[kind]
 
-    with pytest.raises(ValueError, match="^fleet.shard") as raised:
-        epochs(make, trainers)
-    assert words in str(raised.value)
+    for trainers in TRAINERS:
+        with pytest.raises(ValueError, match="^fleet.shard") as raised:
+            deal(make, trainers)
+        assert words in str(raised.value)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SHUFFLED if "numpy's generator" not in kind])
 def test_a_restart_does_not_repeat_the_first_order(kind: str) -> None:
     """After passes that a checkpoint counts, the orders are those that an uninterrupted job has."""
     make = SHUFFLED[kind]
-    whole = epochs(make, 2, 4)
+    whole = deal(make, 2, 4)
 
-    assert epochs(make, 2, 2, after=2) == whole[2:]
+    assert deal(make, 2, 2, after=2) == whole[2:]
     assert whole[0] not in whole[1:]
 
 
-@pytest.mark.parametrize("kind", [*SHUFFLED, *IN_ORDER])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_scripts_own_random_numbers_stay(kind: str) -> None:
     """What the script draws after a pass is what it would have drawn without it, from random and
     numpy; torch's DataLoader draws its workers' seed from torch's.
     """
-    mine = shard((SHUFFLED | IN_ORDER)[kind](0), 2, 0)
+    mine = shard(KINDS[kind](0), 2, 0)
     random.seed(3), np.random.seed(3)
     list(mine)
 
@@ -110,7 +199,7 @@ def test_samples_with_weights_are_dealt_out_as_they_are_drawn() -> None:
     def make(number: int) -> DataLoader[int]:
         return DataLoader(Numbers(), 4, sampler=WeightedRandomSampler([0.0, 1.0] * 12, 20))
 
-    (first,) = epochs(make, 2, 1)
+    (first,) = deal(make, 2, 1)
     torch.manual_seed(0)
 
     assert sorted(samples(first)) == sorted(WeightedRandomSampler([0.0, 1.0] * 12, 20))
@@ -173,7 +262,7 @@ def test_batches_that_are_left_out_are_counted(
 ) -> None:
     """Six batches of unknown contents cannot be divided among four trainers."""
     with caplog.at_level(logging.WARNING):
-        (found,) = epochs(lambda n: DataLoader(Stream(by_random), batch_size=4), trainers, 1)
+        (found,) = deal(lambda n: DataLoader(Stream(by_random), batch_size=4), trainers, 1)
 
     assert len(set(samples(found))) == COUNT - 4 * lost
     said = [record.getMessage() for record in caplog.records]
@@ -192,7 +281,7 @@ def test_fewer_than_trainers_are_an_error(kind: str) -> None:
     }
 
     with pytest.raises(ValueError, match="expected at least one .* of 3 trainers, got 2"):
-        epochs(makes[kind], 3)
+        deal(makes[kind], 3)
 
 
 def test_the_length_is_that_of_the_coming_pass() -> None:
@@ -207,7 +296,7 @@ def test_the_length_is_that_of_the_coming_pass() -> None:
 @pytest.mark.processes
 def test_workers_of_an_iterable_data_set_draw_alike() -> None:
     """Worker processes get their seeds from the pass."""
-    (found,) = epochs(
+    (found,) = deal(
         lambda n: DataLoader(Stream(by_torch_in_order), batch_size=4, num_workers=1), 2, 1
     )
 
