@@ -28,45 +28,6 @@ def save(url: str, step: int, claims: Claims | None = None) -> None:
         writer.commit({"step": step})
 
 
-def test_what_was_saved_behind_a_url_is_what_is_loaded(url: str) -> None:
-    """A second save replaces the first, and leaves nothing of it."""
-    checkpoint.save(url, OLD, {"step": 1})
-    checkpoint.save(url, NEW, {"step": 2})
-    loaded, meta = checkpoint.load(url)
-
-    assert meta == {"step": 2} and loaded.keys() == NEW.keys()
-    assert all(torch.equal(loaded[name], NEW[name]) for name in NEW)
-    assert len(place_at(url).names()) == 2
-
-
-def test_a_chain_behind_urls_is_read_and_compacted(url: str) -> None:
-    """A delta names its base relative to itself; both stay readable while they are needed."""
-    ids = np.arange(4)
-
-    def rows(value: float, count: int) -> list[dict[str, np.ndarray]]:
-        return [{"ids": ids[:count], "values": np.full((count, 2), value, np.float32)}]
-
-    with checkpoint.writing(f"{url}/full") as writer:
-        writer.tensors(OLD)
-        writer.chunks("emb", rows(1.0, 4))
-        full = writer.commit({"step": 1})
-    with checkpoint.writing(f"{url}/delta", full) as writer:
-        writer.tensors(NEW)
-        writer.chunks("emb", rows(2.0, 1))
-        writer.commit({"step": 2})
-    save(f"{url}/full", 1)  # the delta's base keeps its files
-    checkpoint.compact(f"{url}/delta", f"{url}/whole")
-
-    for name in ("delta", "whole"):
-        chunks = list(checkpoint.reading(f"{url}/{name}").chunks("emb"))
-        found = {
-            own: value
-            for chunk in chunks
-            for own, value in zip(chunk["ids"], chunk["values"][:, 0], strict=True)
-        }
-        assert found == {0: 2.0, 1: 1.0, 2: 1.0, 3: 1.0}
-
-
 def test_a_delta_and_its_base_are_in_one_store(url: str, tmp_path: Path) -> None:
     """Otherwise the delta could not name it; nothing is written."""
     base = checkpoint.save(url, OLD, {})
