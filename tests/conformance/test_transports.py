@@ -27,7 +27,6 @@ from pserver.wire_pb2 import BYE, GRADIENT, HELLO, PULL, VALUE, Frame, Part
 from tests.support.cluster_keys import SecuredTransport
 from tests.support.load import scaled
 from tests.support.streams import (
-    PROMPT,
     SECONDS,
     CheckedTransport,
     caught,
@@ -350,7 +349,7 @@ def test_cancel_unblocks_a_receive(transport: Transport, canceller: str) -> None
         assert isinstance(waits["server"].get(timeout=SECONDS), tuple)
         waits["server"] = caught(ends["server"].receive)
         ends[canceller].cancel()
-        errors = {name: wait.get(timeout=PROMPT) for name, wait in waits.items()}
+        errors = {name: wait.get(timeout=SECONDS) for name, wait in waits.items()}
         with pytest.raises(Unreachable, match="cancelled"):
             ends[canceller].receive()
 
@@ -368,7 +367,7 @@ def test_cancel_unblocks_a_send(transport: Transport, canceller: str) -> None:
         # blocked: nothing has left for a while
         eventually(lambda: bool(progress) and time.monotonic() - progress[-1] > 0.2)
         ends[canceller].cancel()
-        error = outcome.get(timeout=PROMPT)
+        error = outcome.get(timeout=SECONDS)
         ends["client"].cancel()
 
     assert isinstance(error, Unreachable) and "cancelled" in str(error)

@@ -19,9 +19,6 @@ from pserver.wire_pb2 import VALUE, Frame
 SECONDS = 10.0  # the deadline of every wait here
 
 
-PROMPT = 2.0  # how soon a cancelled call must return
-
-
 @pytest.fixture
 def no_thread_stays() -> Iterator[None]:
     """After every test all of its threads are gone."""
