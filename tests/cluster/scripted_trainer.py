@@ -27,6 +27,7 @@ saved                  5 steps after the first checkpoint of the job is complete
 completing             trainer 0 has written its part of another checkpoint than the first one
 ends                   it has taken all steps, and has told nobody that it has
 finishing              before ``fleet.finish``
+leaving                in ``fleet.finish``, where it leaves the group of trainers without servers
 finished               after ``fleet.finish``
 =====================  ========================================================================
 
@@ -140,7 +141,7 @@ class Places:
             if number == me:
                 self.actions.setdefault(place, []).append(action)
         self.again = not _first(f"trainer {me} has begun")
-        self.attend: Callable[[], None] = lambda: None  # to what the others need, in a wait
+        self.attend: Callable[[], object] = lambda: None  # to what the others need, in a wait
         self.flush: Callable[[], None] = lambda: None  # what it has sent is applied
 
     def begin(self, place: str) -> None:
@@ -304,7 +305,7 @@ class Eager:
     def __init__(self, plan: Plan, at: Places) -> None:
         collective = plan.mode == "collective"
         fleet.init(strategy=None if collective else strategy(plan), is_collective=collective)
-        self.model: Counts = fleet.distributed_model(Counts(plan))
+        self.model: Any = fleet.distributed_model(Counts(plan))
         nn.init.zeros_(self.model.columns.weight)
         at.begin("joins")
         self.optimizer: Any = fleet.distributed_optimizer(sgd(self.model))
@@ -467,6 +468,7 @@ class Trainer:
                 record["samples"] = (-model.samples).tolist()
         say(f"record {json.dumps(record)}")
         self.at("finishing")
+        self.at.before(torch.distributed, "destroy_process_group", "leaving")
         self.job.finish()
         say("finished")
         self.at("finished")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from tests.cluster.scripted_jobs import Job, said_at
+from tests.cluster.scripted_jobs import Job, launched, said_at
 from tests.cluster.scripted_trainer import Plan
 from tests.support.load import scaled
 from tests.support.processes import Processes
@@ -37,8 +37,8 @@ class Row:
         plans: of trainers.
         ends: the exit status of each process: of trainers, then of servers.
         said: by process, what it says.
-        victim: which process gets the signal when each trainer is at its third step, or waits; "":
-            none does.
+        victim: which process gets the signal, when all are at their third step, or when it has
+            been through ``fleet.init``; "": none does.
         timeout: for heartbeats.
         late: trainer 1 starts when the other one has joined.
         told: the other one knows within some seconds of the signal.
@@ -123,7 +123,7 @@ ROWS = [
         (1, 1, -9),
         (
             ("trainer 0", "caught ServerLost"),
-            ("server 0", "the job failed: trainer 0 ended the job: ServerLost"),
+            ("server 0", "the job failed: (trainer 0 ended the job: ServerLost|server 1: it has)"),
         ),
         "server 1",
         signal.SIGKILL,
@@ -231,9 +231,10 @@ def test_everybody_learns_how_a_job_ends(processes: Processes, row: Row) -> None
     victim = {each.name: each for each in processes.all}.get(row.victim)
     at = time.monotonic()
     if victim is not None:
+        never = "never" in str(row.plans)  # then nobody steps
+        for each in [victim] if never else job.trainers:
+            each.said("^(step 3|waits for never)$")
         for trainer in job.trainers:
-            trainer.said("^(step 3|waits for never|waits for all)$")
-        for trainer in job.trainers if "never" in str(row.plans) else ():
             job.servers[0].said(f"{trainer.name} is on its way")
         at = time.monotonic()
         victim.send(row.signal)
@@ -311,7 +312,9 @@ def test_servers_outlive_a_failed_job_and_serve_another_one(processes: Processes
         marker.unlink()
     stopped = Job(processes, SHORT, running=servers)
     for number in (0, 1):
-        stopped.trainer(number, RUNS).said("^step 3$")
+        stopped.trainer(number, RUNS)
+    for trainer in stopped.trainers:
+        trainer.said("^step 3$")
     stopped.servers[0].send(signal.SIGSTOP)
     for trainer in stopped.trainers:
         assert trainer.status() == 1
@@ -321,3 +324,36 @@ def test_servers_outlive_a_failed_job_and_serve_another_one(processes: Processes
     for number in (0, 1):
         again.trainer(number, FINISHES)
     assert [trainer.status() for trainer in again.trainers] == [0, 0], processes.all
+
+
+@pytest.mark.parametrize(
+    ("who", "place", "ends", "status"),
+    [
+        (0, "leaving", "SIGKILL", 0),
+        *(
+            pytest.param(who, place, ends, status, marks=pytest.mark.long)
+            for who, place, ends, status in (
+                (1, "leaving", "SIGKILL", 0),
+                (0, "finished", "SIGKILL", 0),
+                (1, "finished", "SIGKILL", 0),
+                (1, "finished", "exit 3", 3),
+                (1, "finished", "exit 143", 0),
+            )
+        ),
+    ],
+)
+def test_a_job_without_servers_that_is_complete_is_done(
+    processes: Processes, who: int, place: str, ends: str, status: int
+) -> None:
+    """Whatever becomes of a process in ``finish()`` or after it, also where a handler has answered
+    SIGTERM with its status; an error of the script keeps its status.  Nothing is begun again.
+    """
+    plan = at(replace(FINISHES, mode="collective"), who, place, ends)
+    launch = launched(processes, plan, 0, "--max-restarts", "2", GLOO_SOCKET_IFNAME="lo")
+
+    assert launch.status() == status, launch
+    assert sum("| begins at 0" in line for line in launch.lines) == 2, launch
+    if not status:
+        died = 143 if ends == "exit 143" else 137
+        launch.said(f"trainer {who} ended with status {died} .*when it had finished the job")
+        launch.said(f"the job is done without trainer {who}")

@@ -4,70 +4,48 @@ command on other hosts.
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 
 from pserver.launcher.cluster import free_port
+from tests.cluster.scripted_jobs import SCRIPT
+from tests.cluster.scripted_trainer import GRADIENT, Plan
 from tests.support.processes import Processes, Started
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 STEPS = 40
-# each step of an async job adds 1 to the only weight
-SCRIPT = f"""
-import sys, time
-import torch
-from pathlib import Path
-from trainer import fleet
-
-strategy = fleet.DistributedStrategy()
-strategy.a_sync = sys.argv[1] == "async"
-if sys.argv[1] == "stop":
-    strategy.a_sync_configs = {{"lost_trainer": "stop"}}
-fleet.init(strategy=strategy)
-model = fleet.distributed_model(torch.nn.Linear(1, 1, bias=False))
-torch.nn.init.zeros_(model.weight)
-optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=1.0))
-print("begins at", optimizer.steps, "as", fleet.worker_index(), flush=True)
-if optimizer.steps:
-    Path("joined").touch()
-while optimizer.steps < {STEPS}:
-    (-model(torch.ones(1, 1))).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    deadline = time.monotonic() + 600  # the test's own waits end sooner
-    while optimizer.steps == 20 and not Path("joined").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-fleet.finish()
-print("weight", model.weight.item(), flush=True)
-"""
+JOINS = ((0, "before 21", "wait joined"), *((n, "joined", "mark joined") for n in (1, 2)))
+PLAN = Plan("async", trainers=3, steps=STEPS, at=JOINS)
 
 
 def launched(
-    processes: Processes, port: int, host: str, trainers: str, mode: str = "async", *more: str
+    processes: Processes, port: int, host: str, trainers: str, plan: Plan = PLAN
 ) -> Started:
     """One host's launch; the first host's name is that of the only server."""
-    (processes.path / "script.py").write_text(SCRIPT)
     place = ("--servers", f"127.0.0.1:{port}", "--trainers", trainers, "--host", host)
-    words = ("-m", "pserver", "launch", *place, "--log-dir", f"logs-{host}", *more)
-    return processes.python(host, *words, "script.py", mode)
+    words = ("-m", "pserver", "launch", *place, "--log-dir", f"logs-{host}")
+    return processes.python(host, *words, SCRIPT, plan.word)
 
 
 def test_a_host_that_comes_later_joins_at_the_slowest_trainers_step(processes: Processes) -> None:
     """By the same command; the job is over when those that have joined are done."""
     port = free_port()
     first = launched(processes, port, "127.0.0.1", "1:3")
-    first.said("begins at 0 as 0")
+    first.said(r"trainer 0 *\| begins at 0 ")
     later = launched(processes, port, "later", "1:3")
 
     assert later.status(patience=100) == 0 and first.status() == 0, [first, later]
-    place = later.said(r"joins the job as trainer ([12])$")[1]
-    begun = int(later.said(rf"trainer {place} *\| begins at (\d+) as {place}")[1])
+    place = int(later.said(r"joins the job as trainer ([12])$")[1])
+    begun = int(later.said(rf"trainer {place} *\| begins at (\d+)")[1])
     assert 0 < begun <= 20
-    # the weight that the last one to finish has seen
-    said = re.findall(r"weight (\S+)", "\n".join([*first.lines, *later.lines]))
-    assert max(map(float, said)) == STEPS + STEPS - begun, [first, later]
+    # what the last one to finish has seen
+    text = "\n".join([*first.lines, *later.lines])
+    columns = [json.loads(each)["columns"][0] for each in re.findall(r"record (\{.*\})", text)]
+    counts = {0: STEPS, place: STEPS - begun}
+    assert [[counts.get(n, 0) * GRADIENT] for n in range(3)] in columns, [first, later]
 
 
 @pytest.mark.long
@@ -75,7 +53,7 @@ def test_a_job_that_has_all_its_trainers_takes_no_more(processes: Processes) -> 
     """The launch says so, and ends."""
     port = free_port()
     first = launched(processes, port, "127.0.0.1", "1:1")
-    first.said("begins at 0 as 0")
+    first.said("begins at 0 ")
     later = launched(processes, port, "later", "1:1")
 
     assert later.status() == 1, later
@@ -87,7 +65,8 @@ def test_a_job_that_has_all_its_trainers_takes_no_more(processes: Processes) -> 
 @pytest.mark.long
 def test_a_job_that_stops_without_a_trainer_has_no_places_to_join(processes: Processes) -> None:
     """It is refused: nobody may be missing."""
-    first = launched(processes, free_port(), "127.0.0.1", "1:3", "stop")
+    stops = Plan("sync", configs={"lost_trainer": "stop"}, trainers=3)
+    first = launched(processes, free_port(), "127.0.0.1", "1:3", stops)
 
     assert first.status() == 1, first
     assert "min_trainers=1 needs an elastic job" in "\n".join(first.lines), first
