@@ -323,10 +323,16 @@ class TableMachine(RuleBasedStateMachine):
 
     # ---- calls ----
 
-    @rule(pushes=st.lists(pushes, min_size=1, max_size=6))
-    def go_on(self, pushes: list[tuple[list[int], int, float, int | None, float, bool]]) -> None:
+    @rule(pushes=st.lists(pushes, min_size=1, max_size=6), ends=st.booleans())
+    def go_on(
+        self, pushes: list[tuple[list[int], int, float, int | None, float, bool]], ends: bool
+    ) -> None:
+        """Some steps, and what a server does now and then."""
         for each in pushes:
             self.push(*each)
+        if ends:
+            self.end("expire", 0.0, 0.0, None)
+            self.end("shrink", 0.0, 1.0, None)
 
     def push(
         self, places: list[int], gradient: int, rate: float, counted: int | None, passed: float,
