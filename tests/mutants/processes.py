@@ -23,12 +23,17 @@ from typing import Any
 
 PR_SET_PDEATHSIG = 1
 FOREVER = 1e6
+MEMORY = 4 << 30  # bytes of a process
+LOOK_SECONDS = 0.1  # between two looks at a process's limits
 BROKEN = 70  # the status of a process whose job has raised
 
 
 @dataclass(frozen=True)
 class Job:
-    """``body`` returns the exit status; it has a limit of seconds.  ``subject``: for the caller."""
+    """``body`` returns the exit status; it has a limit of seconds, and one of ``MEMORY``.
+
+    ``subject``: for the caller.
+    """
 
     subject: Any
     body: Callable[[], int]
@@ -53,7 +58,6 @@ class Process:
             os.setsid()
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            Path("/proc/self/oom_score_adj").write_text("1000")  # where memory ends, this one does
             log = os.open(os.path.join(self._folder, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             for stream in (1, 2):
                 os.dup2(log, stream)
@@ -66,9 +70,13 @@ class Process:
             os._exit(status)
 
     @property
-    def left(self) -> float:
-        """The seconds that it has left."""
-        return self._began + self.job.limit - time.monotonic()
+    def late(self) -> bool:
+        """Whether it has reached a limit; that of memory is no rlimit, as tables reserve more."""
+        with suppress(OSError, IndexError):
+            pages = int(Path(f"/proc/{self._pid}/statm").read_text().split()[1])
+            if pages * resource.getpagesize() > MEMORY:
+                return True
+        return time.monotonic() > self._began + self.job.limit
 
     def wait(self) -> None:
         """Waits for its end."""
@@ -98,10 +106,9 @@ def in_processes(jobs: Iterator[Job], count: int) -> Iterator[tuple[Any, int | N
             process = Process(following)
             running[process.descriptor] = process
             following = next(jobs, None)
-        soonest = max(0.0, min(process.left for process in running.values()))
-        ended, _, _ = select.select([*running], [], [], soonest)
+        ended, _, _ = select.select([*running], [], [], LOOK_SECONDS)
         for descriptor, process in [*running.items()]:
-            if descriptor in ended or process.left <= 0:
+            if descriptor in ended or process.late:
                 del running[descriptor]
                 status, took, _ = process.end()
                 late = descriptor not in ended or status == -signal.SIGXCPU

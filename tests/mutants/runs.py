@@ -48,7 +48,7 @@ TIMES, SECONDS = (
     5.0,
     4.0,
 )  # a test's limit, by its time without a mutant: how often, and how much more
-COMPILING = 200.0  # seconds, for all kernels on a busy machine
+COMPILING = 60.0  # more, for its kernels
 
 Lines = dict[str, dict[int, set[str]]]  # by file and line, who executes it
 

@@ -92,6 +92,32 @@ TESTS = """
     def test_kernels_call_each_other():
         assert product.outer(3) == 2
 """
+JOBS = """
+    import resource, time
+    from tests.mutants import processes
+    from tests.mutants.processes import Job, in_processes
+
+    def grow():
+        kept = []
+        while True:
+            kept.append(bytearray(1 << 20))
+
+    def spin():
+        resource.setrlimit(resource.RLIMIT_CPU, (1, resource.RLIM_INFINITY))
+        while True:
+            pass
+
+    def fail():
+        raise ValueError
+
+    processes.MEMORY = 1 << 28
+    jobs = [
+        Job("grows", grow), Job("spins", spin), Job("sleeps", lambda: time.sleep(1000), 0.1),
+        Job("ends", lambda: 0), Job("says 3", lambda: 3), Job("fails", fail),
+    ]
+    for subject, status, _ in in_processes(iter(jobs), 2):
+        print(subject, status)
+"""
 
 
 def names(source: str) -> list[str]:
@@ -155,6 +181,27 @@ def test_a_comparison_names_what_is_no_longer_killed(
         "16 mutants in both: 4 lost, 4 won",
     ]
     assert compare(old, old) == 0
+
+
+@pytest.mark.processes
+def test_a_process_ends_at_each_limit() -> None:
+    """Those of its time, of a core's time and of memory; with its own status otherwise."""
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(JOBS)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=scaled(60.0),
+        check=True,
+    )
+    assert sorted(done.stdout.splitlines()) == [
+        "ends 0",
+        "fails 70",
+        "grows None",
+        "says 3 3",
+        "sleeps None",
+        "spins None",
+    ]
 
 
 def run(folder: Path, tests: str) -> subprocess.CompletedProcess[str]:
