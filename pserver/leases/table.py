@@ -368,7 +368,9 @@ class LeaseTable:
         made = cls.of({**whole, "epochs": []}, whole["trainers"])
         for each in whole["epochs"]:
             leases = EpochLeases.of(each)
-            leases.read = leases.epoch.number in whole["read"]
+            leases.read = leases.epoch.number in whole.get(
+                "read", ()
+            )  # of an earlier version: none
             made._epochs[leases.epoch.number] = leases
         made._incarnations, made._gone = dict(whole["incarnations"]), set(whole["gone"])
         for trainer, number, reply in whole["answered"]:
