@@ -2,6 +2,7 @@
 # make test     the test suite: of every class of tests one or more, in some minutes; what fails runs once more at the end, alone
 # make test-fast    without processes and without what takes long: in a minute, with the coverage
 # make bench    a table of ratios, each against something measured in the same run; ONLY=wire takes the rows named so, ONLY=gate those that a change of the engine can spoil, in ten minutes
+# make mutants FILES='pserver/leases/*.py' TESTS=tests/pserver/leases     small faults of the product: which do these tests not see?
 # make check-wheel     builds the sdist and the wheel, and runs the examples from the installed wheel
 # make check-image     builds the image and runs the demo in containers; needs docker or podman, with compose
 # make check-history SEEDS=2000     is every step applied exactly once, whatever becomes of networks and trainers?  So many trials; docs/checks/history.md
@@ -33,7 +34,7 @@
 
 .DELETE_ON_ERROR:
 CHECKS = check-equalities check-lanes check-sharding check-examples check-checkpoints
-.PHONY: help demo test test-fast bench docs reference pictures lint types protos check-protos check-history check-sample check-properties check-long check-wheel check-image check-faults check-pairs fuzz clean $(CHECKS)
+.PHONY: help demo test test-fast bench docs reference pictures lint types protos check-protos check-history check-sample check-properties check-long check-wheel check-image check-faults check-pairs fuzz mutants clean $(CHECKS)
 
 SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
@@ -44,6 +45,9 @@ TORCH_INDEX_URL ?=
 ARGS ?=
 SEEDS ?= 2000
 SECONDS ?= 60
+FILES ?=
+TESTS ?=
+COUNT ?= 300
 # of pytest-xdist: where another worker takes the place of one that died, a run by files never ends
 WORKERS = --max-worker-restart=0 -n
 SAMPLE ?= 100
@@ -104,6 +108,10 @@ check-history: .venv/.dev
 fuzz: .venv/.dev
 	@echo "== wrong inputs for $(SECONDS) s"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(ARGS)
+
+mutants: .venv/.dev
+	@echo "== $(COUNT) mutants of $(FILES)"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants --files $(FILES) --tests $(TESTS) --count $(COUNT) $(ARGS)
 
 docs: .venv/.docs
 	@echo "== docs/ as a site: build/site/index.html"

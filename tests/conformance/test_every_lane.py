@@ -214,10 +214,12 @@ def taking_turns(script: Script, data: list[list[Batch]]) -> Values:
     return values(copies[-1])
 
 
+# a thread that fetches by itself brings the other's step earlier
 BY_TURNS = [
     lane
     for lane in LANES
-    if lane.mode.startswith("async") or lane.mode in ("half-async", "staleness")
+    if lane.mode
+    in ("async", "async, one slot", "async, cut by its thread", "half-async", "staleness")
 ]
 
 
