@@ -367,9 +367,10 @@ class Run:
                     yield Verdict(mutant, outcome, took)
         except EOFError:
             found = _Found(failure="the process that collects the tests has ended")
-        _, _, log = process.end()
+        process.wait()
+        status, _, log = process.end()
         if found.failure:
-            sys.exit(f"{log}\n{found.failure}\nthe tests fail without a mutant")
+            sys.exit(f"{log}\n{found.failure}\nthe tests fail without a mutant: {status}")
         for name in found.modules:
             with suppress(Exception):
                 importlib.import_module(name)
