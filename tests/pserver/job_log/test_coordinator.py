@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pserver.job_log.coordinator import Coordinator
 from pserver.job_log.records import (
@@ -28,11 +30,13 @@ from pserver.job_log.records import (
     resumes,
 )
 
-SERVERS, TRAINERS, ROUNDS = 2, 3, [True, False]
-PROCESSES = st.builds(Process, st.integers(0, TRAINERS - 1), st.sampled_from("abc"))
-STEPS = st.integers(1, 5)
-NTH = st.integers(0, 8)
+SERVERS, TRAINERS, ROUNDS = 2, 2, [True, False]
+STEPS = st.integers(1, 3)
+NEXT = st.sampled_from([1, 1, 2, 0])  # from the last one
+NTH = st.sampled_from([0, 0, 1, 1, 2])
 ONE_SERVER = st.integers(0, SERVERS - 1)
+SOME_SERVERS = st.sampled_from([(0,), (1,), (1, 1), (0, 1), (1, 0)])
+NOTICES = st.lists(st.tuples(SOME_SERVERS, st.integers(0, 1), NTH, NEXT), min_size=3, max_size=12)
 
 
 class Log(RuleBasedStateMachine):
@@ -76,9 +80,6 @@ class Log(RuleBasedStateMachine):
             assert each.time == max([self.now, *(before.time for before in self.records[-1:])])
             self.records.append(each)
 
-    def is_old(self, process: Process, lane: int, step: int) -> bool:
-        return process in self.lost or step <= self.decided[process, lane]
-
     def decide(self, lane: int, *steps: ProcessStep) -> Decided:
         for each in steps:
             self.decided[each.process, lane] = each.step
@@ -96,51 +97,56 @@ class Log(RuleBasedStateMachine):
     # ---- notices ----
 
     def nth(self, number: int) -> Process:
-        """One that has joined; maybe it has gone since."""
-        return list(self.begun)[number % len(self.begun)]
+        """One of the last that have joined; maybe it has gone since."""
+        return list(self.begun)[-1 - number % len(self.begun)]
 
-    @precondition(lambda self: self.begun)
-    @rule(server=ONE_SERVER, lane=st.integers(0, 1), nth=NTH, step=STEPS, rows=STEPS)
-    def a_server_has_staged(self, server: int, lane: int, nth: int, step: int, rows: int) -> None:
-        own = ProcessStep(process := self.nth(nth), step)
-        notice = Staged(lane, own, rows, consumed(lane, step) if server == 0 else ())
+    @rule(notices=NOTICES, now=st.integers(0, 9))
+    def servers_have_staged(self, notices: list[tuple[list[int], int, int, int]], now: int) -> None:
+        """The clock may go back; records do not."""
+        self.now = float(now)
+        for servers, lane, nth, after in notices:
+            process = self.nth(nth)
+            step = ProcessStep(process, self.decided[process, lane] + after)
+            for server in servers:
+                self.has_staged(server, lane, step, now + server)
+
+    def has_staged(self, server: int, lane: int, step: ProcessStep, rows: int) -> None:
+        notice = Staged(lane, step, rows, consumed(lane, step.step) if server == 0 else ())
         records = self.coordinator.staged(server, notice, self.now)
         expected: list[What] = []
-        if not self.is_old(process, lane, step):
-            servers = self.staged[lane].setdefault(own, {})
+        if step.process not in self.lost and step.step > self.decided[step.process, lane]:
+            servers = self.staged[lane].setdefault(step, {})
             servers[server] = rows
             if lane == 0:
                 expected = self.round()
             elif len(servers) == SERVERS:
-                expected = [self.decide(1, own)]
+                expected = [self.decide(1, step)]
         self.follow(records, *expected)
-
-    @precondition(lambda self: self.begun)
-    @rule(nth=NTH, step=STEPS)
-    def all_servers_have_staged(self, nth: int, step: int) -> None:
-        for lane in range(len(ROUNDS)):
-            for server in range(SERVERS):
-                self.a_server_has_staged(server, lane, nth, step, 1)
 
     @rule(awaited=st.sets(st.integers(0, TRAINERS - 1)))
     def others_are_awaited(self, awaited: set[int]) -> None:
         self.awaited = awaited
         self.follow(self.coordinator.complete(0, self.now), *self.round())
 
-    @precondition(lambda self: self.begun)
-    @rule(server=ONE_SERVER, nth=NTH, kind=st.sampled_from(["save", "shrink"]), n=STEPS)
-    def a_server_is_ready(self, server: int, nth: int, kind: str, n: int) -> None:
-        call = Call(process := self.nth(nth), kind, n)
-        records = self.coordinator.call(server, call, self.now)
-        if process in self.lost or n <= self.called[process].get(kind, 0):
-            self.follow(records)
-            return
-        self.ready[call].add(server)
-        if len(self.ready[call]) < SERVERS:
-            self.follow(records)
-            return
-        self.called[process][kind] = n
-        self.follow(records, call)
+    @rule(servers=SOME_SERVERS, nth=NTH, kind=st.sampled_from(["save", "shrink"]), after=NEXT)
+    def servers_are_ready(self, servers: list[int], nth: int, kind: str, after: int) -> None:
+        process = self.nth(nth)
+        call = Call(process, kind, self.called[process].get(kind, 0) + after)
+        for server in servers:
+            records = self.coordinator.call(server, call, self.now)
+            is_new = call.number > self.called[process].get(kind, 0)
+            if process not in self.lost and is_new:
+                self.ready[call].add(server)
+            if process in self.lost or not is_new or len(self.ready[call]) < SERVERS:
+                self.follow(records)
+            else:
+                self.called[process][kind] = call.number
+                self.drop(lambda each: (each.process, each.kind) == (process, kind))
+                self.follow(records, call)
+
+    def drop(self, which: Callable[[Call], bool]) -> None:
+        for each in filter(which, list(self.ready)):
+            del self.ready[each]
 
     @rule(server=ONE_SERVER)
     def a_server_is_lost(self, server: int) -> None:
@@ -151,46 +157,53 @@ class Log(RuleBasedStateMachine):
         for ready in self.ready.values():
             ready.discard(server)
 
-    @rule(now=st.integers(0, 9))
-    def the_clock_says(self, now: int) -> None:
-        """It may go back; records do not."""
-        self.now = float(now)
-
     # ---- trainers ----
 
-    @rule(process=PROCESSES, steps=st.tuples(STEPS, STEPS))
-    def a_trainer_joins(self, process: Process, steps: tuple[int, int]) -> None:
+    @initialize()
+    def all_join(self) -> None:
+        for trainer in range(TRAINERS):
+            self.a_trainer_joins(trainer, (0, 0))
+
+    @rule(trainer=st.integers(0, TRAINERS - 1), steps=st.tuples(STEPS, STEPS))
+    def a_trainer_joins(self, trainer: int, steps: tuple[int, int]) -> None:
+        """A new process."""
+        self.joins(Process(trainer, f"start {len(self.begun)}"), steps)
+
+    @rule(nth=NTH)
+    def a_trainer_joins_again(self, nth: int) -> None:
+        if (process := self.nth(nth)) not in self.left:
+            self.joins(process, (1, 1))
+
+    def joins(self, process: Process, steps: tuple[int, int]) -> None:
         present = self.present.get(process.trainer)
         if process in self.lost or present not in (None, process):
             said = "was lost" if process in self.lost else "has already joined"
             with pytest.raises(ValueError, match=said):
                 self.coordinator.join(process, steps, self.now)
             return
-        known = any(self.decided[process, lane] for lane in range(len(ROUNDS)))
-        if present is None and (known or process in self.left):
-            return  # no process joins so late
         records = self.coordinator.join(process, steps, self.now)
         self.follow(records, *([] if present else [Joined(process, steps)]))
         if not present:
             self.present[process.trainer], self.begun[process] = process, steps
             self.decided.update({(process, lane): step for lane, step in enumerate(steps)})
 
-    @rule(process=PROCESSES, text=st.sampled_from(["silent", "slow"]))
-    def a_trainer_is_lost(self, process: Process, text: str) -> None:
+    @rule(nth=NTH, text=st.sampled_from(["silent", "slow"]))
+    def a_trainer_is_lost(self, nth: int, text: str) -> None:
         """What it has staged is dropped; what is decided counts."""
-        if process in self.left:
+        if (process := self.nth(nth)) in self.left:
             return
         records = self.coordinator.lose(process, text, self.now)
         self.follow(records, *([] if process in self.lost else [Lost(process, text)]))
         self.lost.setdefault(process, text)
         self.goes(process)
+        self.drop(lambda each: each.process == process)
         for staged in self.staged:
             for step in [each for each in staged if each.process == process]:
                 del staged[step]
 
-    @rule(process=PROCESSES, preempted_after=st.none() | STEPS)
-    def a_trainer_leaves(self, process: Process, preempted_after: int | None) -> None:
-        if process not in self.lost:
+    @rule(nth=NTH, preempted_after=st.none() | STEPS)
+    def a_trainer_leaves(self, nth: int, preempted_after: int | None) -> None:
+        if (process := self.nth(nth)) not in self.lost:
             self.coordinator.leave(process, preempted_after)
             self.left[process] = preempted_after
             self.goes(process)
@@ -200,10 +213,6 @@ class Log(RuleBasedStateMachine):
             del self.present[process.trainer]
 
     # ---- another one in its place: see [Note: a coordinator that comes back] ----
-
-    @rule()
-    def the_file_begins_anew(self) -> None:
-        self.writes()
 
     @rule()
     def another_coordinator_takes_its_place(self) -> None:
@@ -257,6 +266,7 @@ def as_json(whole: Any) -> Any:
     return json.loads(json.dumps(whole))
 
 
+Log.TestCase.settings = settings(stateful_step_count=50)
 TestLog = Log.TestCase
 
 
@@ -267,6 +277,18 @@ def test_one_server_decides_at_once() -> None:
 
     (record,) = coordinator.staged(0, Staged(0, step), 1.0)
     assert record.what == Decided(0, (step,)) and not resumes(records_bytes([record]))
+
+
+def test_what_a_lost_server_has_staged_and_is_ready_for_does_not_count() -> None:
+    """Until it says so again."""
+    coordinator, process = Log().coordinator, Process(0, "a")
+    step, call = Staged(1, ProcessStep(process, 1)), Call(process, "save", 1)
+    coordinator.staged(1, step, 1.0)
+    coordinator.call(1, call, 1.0)
+    coordinator.server_lost(1)
+
+    assert not coordinator.staged(0, step, 1.0) + coordinator.call(0, call, 1.0)
+    assert coordinator.staged(1, step, 1.0) and coordinator.call(1, call, 1.0)
 
 
 def test_a_lane_that_the_plan_does_not_have_is_refused() -> None:

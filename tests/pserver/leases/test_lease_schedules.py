@@ -35,6 +35,7 @@ JOBS = {
     "files": st.lists(st.sampled_from([0, 1, 5, 9]), min_size=1, max_size=4),
     "every": st.integers(1, 2),  # batches of a step
     "drop_last": st.booleans(),
+    "return_at_last": st.booleans(),  # lost trainers do
     "catches_up": st.booleans(),  # who is expected need not be there when the others step
 }
 NTH = st.integers(0, TRAINERS - 1)
@@ -167,6 +168,7 @@ class Leases(RuleBasedStateMachine):
         if self.is_over(number) and not was_over:  # not before all steps are decided
             held = [self.holds(each, idle=False) for each in self.there.values()]
             assert number not in {epoch for ranges in held for epoch, _, _ in ranges}
+        assert self.is_over(number) or self.broke or not reply.over
         assert reply.batches <= asked.most and bool(reply.batches) == bool(reply.ranges)
         if not lost:
             trainer.asked = trainer.reply = None
@@ -308,7 +310,9 @@ class Leases(RuleBasedStateMachine):
     @precondition(lambda self: self.away)
     @rule(nth=NTH)
     def a_trainer_does_not_come(self, nth: int) -> None:
-        number = list(self.away)[nth % len(self.away)]
+        self.does_not_come(list(self.away)[nth % len(self.away)])
+
+    def does_not_come(self, number: int) -> None:
         self.change("give_up", number)
         self.away[number] = "gone"
 
@@ -409,7 +413,11 @@ class Leases(RuleBasedStateMachine):
         for _ in range(40 * self.size):
             self.applies()
             for number in [] if over else list(self.away):
-                self.comes(number)
+                # what scripts that broke off have left is for one that returns
+                if self.return_at_last or self.broke or not self.there:
+                    self.comes(number)
+                else:
+                    self.does_not_come(number)
             for trainer in self.there.values():
                 self.goes_on(trainer)
                 if trainer.staged and not self.together:

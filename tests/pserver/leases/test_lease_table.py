@@ -26,8 +26,8 @@ def joined(*trainers: int) -> LeaseTable:
 def test_who_asks_more_often_gets_more() -> None:
     """On demand, a fast trainer has more batches than a slow one."""
     table = joined(0, 1)
-    slow = table.lease(1, "a", LeaseAsked(1, ON_DEMAND, 1))
-    fast = [table.lease(0, "a", LeaseAsked(n, ON_DEMAND, 1)) for n in (1, 2, 3)]
+    slow = table.lease(1, "a", LeaseAsked(1, ON_DEMAND, 9))
+    fast = [table.lease(0, "a", LeaseAsked(n, ON_DEMAND, 9)) for n in (1, 2, 3)]
 
     assert slow.ranges == ((0, 5),)
     assert [each.ranges for each in fast] == [((5, 10),), ((10, 15),), ((15, 20),)]
