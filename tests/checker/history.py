@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
@@ -16,7 +17,7 @@ from pserver.client.replies import Reply
 from pserver.job.job import Job
 from pserver.job.job_files import Saving
 from pserver.job.program import InstalledProgram
-from pserver.job_log.records import LogSnapshot, Loss, Lost, Process, Record
+from pserver.job_log.records import Decided, LogSnapshot, Loss, Lost, Process, Record
 from pserver.leases.table import EpochRange
 from pserver.membership.decisions import Decisions
 from pserver.table.gradient import RowGradient
@@ -34,6 +35,7 @@ class Message:
         gradients: by slice, as they were sent for the first time.
         rows: by table, likewise.
         committed, answered: how far the exchange has come.
+        after: the last record that any server had when it was sent.
     """
 
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -42,6 +44,7 @@ class Message:
     leases: tuple[EpochRange, ...] = ()
     committed: bool = False
     answered: bool = False
+    after: int = 0
 
 
 @dataclass(slots=True)
@@ -98,6 +101,7 @@ class History:
         tables: by a server's part of a table.
         cuts: by the directory in which a server saves one.
         stood: by the job of a server that has come back.
+        decided_away: records of steps that server 0 has decided while it awaited a server.
     """
 
     def __init__(self) -> None:
@@ -106,9 +110,18 @@ class History:
         self.tables: dict[SparseTable, TableCalls] = {}
         self.cuts: dict[str, Cut] = {}
         self.stood: dict[Job, Stood] = {}
+        self.decided_away: list[Record] = []
+        self._away: dict[tuple[Decisions, int], int] = {}  # the last record before it was
+        self._last = 0  # the last record of any server
+        self._moved = time.monotonic()  # when something was sent, answered or decided last
         self._dead: set[Decisions] = set()
         self._places: dict[Channel, Place] = {}
         self._changed = threading.Condition()  # guards all of the above
+
+    @property
+    def quiet_seconds(self) -> float:
+        """For how long nothing has been sent, answered or decided."""
+        return time.monotonic() - self._moved
 
     # ---- what trainers send ----
 
@@ -142,10 +155,12 @@ class History:
         if (message := self._message(channel, step)) is None:
             return
         message.hparams, message.leases = dict(hparams), tuple(leases)
-        message.committed = True
+        message.committed, message.after = True, self._last
+        self._moved = time.monotonic()
 
         def answered(reply: Future[Reply]) -> None:
             message.answered = not reply.cancelled() and reply.exception() is None
+            self._moved = time.monotonic()
 
         channel._awaited.reply.add_done_callback(answered)
 
@@ -158,6 +173,8 @@ class History:
             known = self.records.setdefault(decisions, {})
             for each in records:
                 known.setdefault(each.number, each)
+                self._last = max(self._last, each.number)
+            self._moved = time.monotonic()
             self._changed.notify_all()
 
     def dies(self, decisions: Decisions) -> None:
@@ -219,6 +236,8 @@ class History:
                 (Channel, "push_rows", self._push_rows),
                 (Channel, "commit", self._commit),
                 (Decisions, "_take", self._take),
+                (Decisions, "server_lost", self._server_lost),
+                (Decisions, "server_returned", self._server_returned),
                 (Job, "_stands", self._stands),
                 (Saving, "cut", self._save),
                 (SparseTable, "cut", self._cut),
@@ -257,6 +276,25 @@ class History:
             self._took(decisions, listed)
 
         return take
+
+    def _server_lost(self, name: str, right: Any) -> Any:
+        def server_lost(decisions: Decisions, server: int, error: Any) -> None:
+            with decisions._job.lock:
+                right(decisions, server, error)
+                if server in decisions.away:
+                    self._away[decisions, server] = decisions.last
+
+        return server_lost
+
+    def _server_returned(self, name: str, right: Any) -> Any:
+        def server_returned(decisions: Decisions, server: int, *arguments: Any) -> None:
+            with decisions._job.lock:
+                before = self._away.pop((decisions, server), decisions.last)
+                records = [each for each in self.log(decisions) if each.number > before]
+                self.decided_away += [each for each in records if isinstance(each.what, Decided)]
+                right(decisions, server, *arguments)
+
+        return server_returned
 
     def _stands(self, name: str, right: Any) -> Any:
         def stands(job: Job, standing: LogSnapshot) -> None:

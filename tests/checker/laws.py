@@ -4,7 +4,7 @@ hold and trainers read.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -47,7 +47,8 @@ class Laws:
 
     def violations(self) -> Iterator[str]:
         """What does not hold; a later law is looked at only where the earlier ones hold."""
-        for law in (self._one_log, self._steps, self._answers, self._samples, self._shrinks):
+        of_steps = self._steps, self._rounds, self._near, self._answers
+        for law in (self._one_log, *of_steps, self._samples, self._shrinks):
             found = list(law())
             yield from found
             if found:
@@ -60,15 +61,19 @@ class Laws:
             for each in differences(server, held)
         ]
         found += [each for life in self._lives for each in self._losses(life)]
+        found = found or list(self._begins(replicas.timelines))
         yield from found or self._reads(replicas.timelines)
         yield from self._cuts()
 
     # ---- the log ----
 
     def _one_log(self) -> Iterator[str]:
-        """Records have no gaps, and what servers are told are beginnings of server 0's log: of one
-        that has come back, of what is behind the record at which it stands.
+        """No step is decided while a server is away.  Records have no gaps, and what servers are
+        told are beginnings of server 0's log: of one that has come back, of what is behind the
+        record at which it stands.
         """
+        for record in self._history.decided_away:
+            yield f"record {record.number} of a step, while a server was away"
         for lives in self._lives.of:
             for life, later in zip_longest(lives, lives[1:]):
                 yield from self._told(life, later)
@@ -135,7 +140,8 @@ class Laws:
             for t, each in present.items()
             if t != what.process.trainer and not self._leaves(each)
         ]
-        for lane, step in enumerate(steps if others else ()):
+        # one of the first may come when others have stepped, and begins with its first step
+        for lane, step in enumerate(what.steps if others else ()):
             # a step that is decided may not be applied yet
             least = min(each[lane] for each in others) - 1
             most = min(each[lane] for each in stay or others)
@@ -145,6 +151,57 @@ class Laws:
                     f"{most}"
                 )
         self._decided[what.process], self._begun[what.process] = list(steps), steps
+
+    def _rounds(self) -> Iterator[str]:
+        """A step of all trainers has one of each process that is there, until that has had its last
+        one.
+        """
+        rounds = [
+            (record, what)
+            for record in self._log
+            if isinstance(what := record.what, Decided)
+            and self._world.plan.lanes[what.lane].kind.waits_for_all
+        ]
+        last = {(w.lane, each.process): record.number for record, w in rounds for each in w.steps}
+        begins = {e.what.process: e.number for e in self._log if isinstance(e.what, Joined)}
+        for record, what in rounds:
+            inside = {each.process for each in what.steps}
+            for process, begun in begins.items():
+                steps_on = last.get((what.lane, process), 0) > record.number > begun
+                if steps_on and process not in inside:
+                    yield f"record {record.number} is a step of all, without {process}"
+
+    def _near(self) -> Iterator[str]:
+        """Where staleness is bounded, a process takes its next step when no other one is further
+        behind that takes more steps.
+        """
+        bounds = [lane.staleness for lane in self._world.plan.lanes]
+        # by lane and process: records, and the last step as of each
+        steps: dict[tuple[int, Process], list[tuple[int, int]]] = defaultdict(list)
+        lost: dict[Process, int] = {}
+        for record in self._log:
+            what = record.what
+            if isinstance(what, Joined):
+                for lane in range(len(bounds)):
+                    begun = what.steps[lane] if what.steps else 0
+                    steps[lane, what.process].append((record.number, begun))
+            elif isinstance(what, Lost):
+                lost[what.process] = record.number
+            elif isinstance(what, Decided):
+                for each in what.steps:
+                    steps[what.lane, each.process].append((record.number, each.step))
+        for (incarnation, lane, _), messages in self._history.messages.items():
+            if (most := bounds[lane]) is None:
+                continue
+            for step, message in messages.items():
+                for (of, process), own in steps.items():
+                    known = [last for number, last in own if number <= message.after]
+                    gone = process in lost and lost[process] <= message.after
+                    if of != lane or not known or gone or process.incarnation == incarnation:
+                        continue
+                    last = known[-1]
+                    if step - 1 - last > most and own[-1][1] > last:
+                        yield f"{incarnation} takes step {step}, and {process} has taken {last}"
 
     def _leaves(self, process: Process) -> bool:
         """Whether it was preempted at some time: servers know when, and the log does not."""
@@ -190,6 +247,8 @@ class Laws:
                 yield f"pass {epoch} is not over: {account}"
             elif account.skipped + account.left_out != len(never):
                 yield f"pass {epoch}: samples {never} are in no decided step, and {account}"
+            elif account.skipped and not world.windows:
+                yield f"pass {epoch}: {account.skipped} samples count as skipped, of whole steps"
             elif never and not world.loses:
                 yield f"pass {epoch}: samples {never} count as skipped, and nobody was lost"
 
@@ -237,10 +296,21 @@ class Laws:
                 save = checkpoint.reading(directory)
                 cuts.add(save.meta["log"]["record"])
                 yield from cut_differences(self._replicas.saved(directory), save)
+                yield from self._watermark_cut(directory, save.meta["watermarks"])
                 if server == 0 and self._world.leases:
                     yield from self._lease_cut(directory, save.meta["leases"])
             if len(cuts) > 1:
                 yield f"a save has parts of records {sorted(cuts)}"
+
+    def _watermark_cut(self, directory: str, kept: Mapping[str, Any]) -> Iterator[str]:
+        """Watermarks move with the slices: a save's are those of its last steps."""
+        for trainer, each in kept.items():
+            process = Process(int(trainer), each["incarnation"])
+            for lane, said in each["lanes"].items():
+                taken = self._replicas.watermark(directory, process, int(lane))
+                begun = (self._begun.get(process) or (0,) * (int(lane) + 1))[int(lane)]
+                if int(lane) >= 0 and said[0] != max(taken, begun):
+                    yield f"a save has watermark {said[0]} of {process}, and its step {taken}"
 
     def _lease_cut(self, directory: str, kept: Mapping[str, Any]) -> Iterator[str]:
         found = sum(each["decided"] for each in kept["epochs"])
@@ -254,6 +324,29 @@ class Laws:
             yield f"a save counts {found} samples, and its steps have consumed {expected}"
 
     # ---- what trainers read ----
+
+    def _begins(self, timelines: Mapping[str, Timeline]) -> Iterator[str]:
+        """A process whose steps need all trainers begins with the values that its first step finds:
+        all of them have the same then.
+        """
+        for start in () if self._world.loses_servers else self._starts:
+            for read in start.begins_with:
+                own = timelines[read.slice]
+                first = next(
+                    (
+                        number
+                        for number, steps in enumerate(own.updates)
+                        if any(each.process.incarnation == start.incarnation for each in steps)
+                    ),
+                    None,
+                )
+                together = self._world.plan.lanes[read.lane].kind.waits_for_all
+                if together and first is not None and not own.passed[first].equal(read.value):
+                    yield (
+                        f"process {start.incarnation} begins with {read.value.tolist()} of "
+                        f"{read.slice!r}, and its first step finds {own.passed[first].tolist()}"
+                    )
+                    return
 
     def _reads(self, timelines: Mapping[str, Timeline]) -> Iterator[str]:
         """Each value is one that a slice had after some update; none is older than the one before,

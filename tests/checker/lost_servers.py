@@ -28,7 +28,7 @@ from tests.checker.trial import TwinServer
 from tests.checker.worlds import Event
 
 BEAT_SECONDS = 0.1  # of trainers, which notice by it that a server has come back
-RECORD_SECONDS = 0.3  # for server 0 to write a record, behind which it dies
+RECORD_SECONDS = 0.3  # for a server to write a record, or to stage a step, behind which it dies
 PORT_SECONDS = 10.0  # for the port of a dead server to be free
 ASK_SECONDS = 0.1  # between two questions whether the trial is over
 RETURN_SECONDS = 45.0  # for trainers to bring a server its program: longer than one of them dies
@@ -142,7 +142,7 @@ class LostServers:
         with self._one:
             self.wait()
             server, written = self._servers[event.server], threading.Event()
-            if event.first or not _dies_behind_a_record(server, self._died, written):
+            if event.first or not _dies_behind_a_word(server, self._died, written):
                 if not kill(server, self._died):
                     return
                 written.set()
@@ -212,25 +212,42 @@ class LostServers:
                 time.sleep(0.01)
 
 
-def _dies_behind_a_record(
+def _dies_behind_a_word(
     server: TwinServer, died: Callable[[InstalledProgram], None], written: threading.Event
 ) -> bool:
-    """Has server 0 die when it has written its next record, and before anybody hears of that.
+    """Has server 0 die when it has written its next record, and before anybody hears of that; or
+    another one, when it has told server 0 of the next step that it has.
 
     Returns:
-        Whether it writes any.
+        Whether it says any.
     """
+
+    def dies() -> None:
+        if kill(server, died):
+            written.set()
+
     with server.job.condition:
         held = server.job.program
-        coordinator = None if held is None else held.decisions.coordinator
-        if coordinator is None or coordinator.write is None:
+        if held is None:
+            return False
+        coordinator = held.decisions.coordinator
+        if coordinator is None:
+            staged = held.decisions.staged
+
+            def stages(*step: Any) -> None:
+                staged(*step)
+                dies()
+
+            vars(held.decisions)["staged"] = stages
+            return True
+        if coordinator.write is None:
             return False
         write = coordinator.write
 
         def writes(*entry: Any) -> None:
             write(*entry)
-            if entry[0] == "record" and kill(server, died):
-                written.set()
+            if entry[0] == "record":
+                dies()
 
         coordinator.write = writes
         return True

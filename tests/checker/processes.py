@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from pserver.client.channel import Channel
 from pserver.client.client import Client, SaveState
 from pserver.client.replies import PutOff
 from pserver.errors import PServerError, Refused, TimedOut, Unreachable
@@ -33,6 +34,7 @@ from transpiler.plan.plan import Deployment
 TIMEOUT_SECONDS = 60.0  # of a whole trial
 ANSWER_SECONDS = 0.3  # for a step of which nothing comes back
 SHRINKS = 3  # calls, one after the other
+JOIN_TRIES = 3  # of one that was lost
 LARGE_STEP = 5_000  # ids of a large table in one step
 
 T = TypeVar("T")
@@ -68,6 +70,7 @@ class Process:
 
     Attributes:
         incarnation: names it in the log.
+        begins_with: the values of parameters that servers update, when it has joined.
         reads: of parameters that servers update, in order.
         shrinks: calls that have been answered by all servers.
         saved: where servers have saved what they hold, below their directories.
@@ -82,6 +85,7 @@ class Process:
     ) -> None:
         self.world, self.number, self._history = world, number, history
         self.incarnation = f"{number}.{start}"
+        self.begins_with: list[Read] = []
         self.reads: list[Read] = []
         self.shrinks = self.saves = 0
         self.saved: list[str] = []
@@ -160,6 +164,7 @@ class Process:
                 for lane, channel in enumerate(client.channels)
             ],
         )
+        self.begins_with = list(self._values())
         self._sources = {
             table.name: self.communicator.rows_of(table.name) for table in self.world.plan.tables
         }
@@ -224,7 +229,10 @@ class Process:
         self.communicator.send_rows(name, RowGradient(ids, rows, statistics))
 
     def _read(self) -> None:
-        """Notes what it has of what servers update."""
+        self.reads += self._values()
+
+    def _values(self) -> Iterator[Read]:
+        """What it has of what servers update."""
         for placement in self.world.plan.placements:
             lane = self.world.plan.lane_of(placement)
             if lane.kind.steps_on_trainer:
@@ -234,7 +242,7 @@ class Process:
             flat = self.tensors[placement.name].view(-1)
             for each in placement.slices:
                 value = flat[each.begin : each.end].clone()
-                self.reads.append(Read(each.name, placement.lane, value, own))
+                yield Read(each.name, placement.lane, value, own)
 
     def shrink(self, days: float) -> None:
         """Has all servers drop what rows are due."""
@@ -315,8 +323,13 @@ class Process:
         communicator._shutdown.leave(communicator.lanes, "", False, communicator.step)
         communicator.page.close()
 
-    def die(self, commits: int) -> None:
-        """Takes a step, and ends when so many servers have its commits."""
+    def die(self, commits: int, at_once: bool) -> None:
+        """Takes a step, and ends when so many servers have its commits.
+
+        Args:
+            at_once: where all have them it ends when they have left, rather than when it would hear
+                of the step.
+        """
         clients, heard = self.communicator.clients, threading.Event()
         ended = threading.Event()
 
@@ -327,10 +340,23 @@ class Process:
             heard.set()
             ended.wait(TIMEOUT_SECONDS)
 
+        left = [channel for client in clients for channel in client.channels]
+
+        def leaves(channel: Channel, commit: Any) -> Any:
+            def commits_and_leaves(*arguments: Any, **named: Any) -> None:
+                commit(*arguments, **named)
+                left.remove(channel)
+                if not left:
+                    heard.set()
+
+            return commits_and_leaves
+
         for client in clients:
             for channel in client.channels:
                 if client.index >= commits:
                     vars(channel)["commit"] = dies
+                elif commits == len(clients) and at_once:
+                    vars(channel)["commit"] = leaves(channel, channel.commit)
                 elif commits == len(clients):
                     vars(channel)["_answered"] = hears_nothing
         sending = threading.Thread(target=self._last_step, args=(heard,), daemon=True)
@@ -372,5 +398,20 @@ class Process:
                 self.step()
             self.communicator.drain()
         except (PServerError, RuntimeError):
-            return ""
+            joins = self._joins_again()
+            return f"process {self.incarnation} was lost, and joins again" if joins else ""
         return f"process {self.incarnation} was lost, and its next step was answered"
+
+    def _joins_again(self) -> bool:
+        """Whether server 0 lets it in, though it was lost."""
+        tries = iter(range(JOIN_TRIES))
+
+        def again() -> None:
+            if next(tries, None) is None:
+                raise Unreachable("it is not let in")
+
+        try:
+            self.communicator.clients[0]._ask_to_join(again)
+        except PServerError:
+            return False
+        return True

@@ -19,7 +19,7 @@ import torch
 
 from pserver.checkpoint import checkpoint
 from pserver.job.program import InstalledProgram
-from pserver.job_log.records import Decided, ProcessStep, Record
+from pserver.job_log.records import Decided, Process, ProcessStep, Record
 from tests.checker.history import Cut, History, Stood
 from tests.checker.reapplication import JobReplica, ServerReplica
 from tests.checker.worlds import World
@@ -164,6 +164,13 @@ class LivedReplicas:
     def counted(self, directory: str) -> set[LaneStep]:
         """The steps that server 0's save counts, though some of them were lost there before."""
         return {*self._at_cut(directory).taken, *self.lost(self.life_at(directory))}
+
+    def watermark(self, directory: str, process: Process, lane: int) -> int:
+        """The last step of a process that a server's save counts; 0: it has none."""
+        counted = self.counted(directory)
+        return max(
+            (s.step for each, s in counted if (each, s.process) == (lane, process)), default=0
+        )
 
     def _cut(self, directory: str) -> Cut:
         return self._history.cuts[str(Path(directory).resolve())]

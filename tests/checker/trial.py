@@ -15,9 +15,10 @@ from fractions import Fraction
 
 import torch
 
-from pserver.client import stream
+from pserver.client import client, stream
 from pserver.client.replies import Reply
 from pserver.config import ServerConfig, split_endpoint
+from pserver.job_log import follower
 from pserver.service.server import Server
 from pserver.transport import inprocess
 from tests.checker.invariants import Invariant
@@ -32,6 +33,12 @@ from transpiler.program import Program
 TIMEOUT_SECONDS = 30.0  # of a whole trial
 # the part of the control calls that have a fault, where streams have random ones
 CALL_RATE = 0.1
+SHORT = (  # seconds of waits in a trial
+    (stream, "PROBE_SECONDS", 0.02),
+    (stream, "RETRY_SECONDS", 0.005),
+    (client, "POLL_SECONDS", 0.01),
+    (follower, "POLL_SECONDS", 0.01),
+)
 _shortening = threading.Lock()  # one trial at a time shortens the waits of this process
 
 
@@ -83,12 +90,14 @@ class TwinServer(Server):
 def short_waits() -> Iterator[None]:
     """Retries after some milliseconds in place of a second."""
     with _shortening:
-        before = stream.PROBE_SECONDS, stream.RETRY_SECONDS
-        stream.PROBE_SECONDS, stream.RETRY_SECONDS = 0.02, 0.005
+        before = [vars(module)[name] for module, name, _ in SHORT]
         try:
+            for module, name, seconds in SHORT:
+                vars(module)[name] = seconds
             yield
         finally:
-            stream.PROBE_SECONDS, stream.RETRY_SECONDS = before
+            for (module, name, _), seconds in zip(SHORT, before, strict=True):
+                vars(module)[name] = seconds
 
 
 class Trainer:

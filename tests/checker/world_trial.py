@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from pserver.config import ServerConfig, split_endpoint
 from pserver.errors import ServerLost
 from pserver.job_log.follower import FollowerLink
 from pserver.job_log.records import Process as LogProcess
+from pserver.lane.lane import LaneUpdates
 from pserver.launcher import last_word
 from pserver.membership.decisions import Decisions
 from pserver.security.access import OPEN
@@ -24,6 +27,7 @@ from tests.checker.lost_servers import LostServers, quick_heartbeats
 from tests.checker.processes import TIMEOUT_SECONDS, Process
 from tests.checker.restores import restored
 from tests.checker.server_lives import ServerLives
+from tests.checker.standing import Standing
 from tests.checker.trial import TwinServer, ViolatedInvariant, short_waits
 from tests.checker.worlds import LOSSES, Event, World
 from tests.checker.written import written_differences
@@ -34,6 +38,7 @@ ENDS = (*LOSSES, "leaves")
 HEARTBEAT_SECONDS = 8.0
 FENCED_SECONDS = 20.0  # until all servers have a record of a loss
 ATTEND_SECONDS = 0.05  # between two looks of one that has nothing left to do
+SLOW_SECONDS = (0.0, 0.0, 0.002, 0.01)  # of a slow update
 TOLD_SECONDS = 0.5  # between two words of it, where servers may be away
 
 
@@ -45,6 +50,7 @@ class Outcome:
         failure: "" if every law held.
         faults: by (what, direction, kind): how often.
         events: by kind: how often.
+        quiet_seconds: where it did not end, for how long nothing had happened by then.
     """
 
     world: World
@@ -52,6 +58,7 @@ class Outcome:
     faults: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
     records: int = 0
+    quiet_seconds: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.world}\n  {self.failure or 'every law held'}"
@@ -66,14 +73,18 @@ class Trial:
         servers: list[TwinServer],
         partitions: Partitions,
         folder: str | None = None,
+        standing: Standing | None = None,
     ) -> None:
         self.world, self.servers, self._partitions = world, servers, partitions
-        self._folder = folder
+        self._folder, self._standing = folder, standing or Standing()
         self.endpoints = tuple(server.endpoint for server in servers)
         self.history = History()
         self.starts: list[Process] = []
         self.events: Counter[str] = Counter()
         self._ended: set[int] = set()  # numbers whose process has no samples left
+        self._begun = (
+            0  # of the first processes: nothing befalls the job before all of them are there
+        )
         self._joining = 0  # another process is to take a number
         self._taken = Counter[int]()  # steps, by trainer
         self._newest = ""  # save
@@ -82,6 +93,7 @@ class Trial:
         self._changed = threading.Condition()  # guards all of the above
         self._due = list(world.events)
         self.deadline = time.monotonic() + TIMEOUT_SECONDS
+        self.quiet_seconds = 0.0  # when it is given up
 
     # ---- starts ----
 
@@ -99,21 +111,28 @@ class Trial:
         Raises:
             ViolatedInvariant, PServerError: what went wrong.
         """
-        world = self.world
-        first = {n: self._start(n) for n in range(world.trainers) if n not in world.late}
-        self.lives = ServerLives([server.job.installed() for server in self.servers])
-        self._lost = lost = LostServers(
-            self.servers, self.lives, self.history, self._partitions.names, self._loses
-        )
-        pool = ThreadPoolExecutor(world.trainers, thread_name_prefix="trainer")
+        pool = ThreadPoolExecutor(self.world.trainers, thread_name_prefix="trainer")
         try:
-            self._all(
-                pool.submit(self._live, number, first.get(number))
-                for number in range(world.trainers)
-            )
+            self._all(pool.submit(self._live, number) for number in range(self.world.trainers))
         finally:
             pool.shutdown(wait=False)
-        lost.wait()
+        if self._lost is not None:
+            self._lost.wait()
+
+    def _begins(self, number: int) -> Process:
+        """One of the job's first processes, which start side by side; the first of them that has
+        started finds all servers at work.
+        """
+        process = self._start(number)
+        with self._changed:
+            if self._lost is None:
+                self.lives = ServerLives([server.job.installed() for server in self.servers])
+                self._lost = LostServers(
+                    self.servers, self.lives, self.history, self._partitions.names, self._loses
+                )
+            self._begun += 1
+            self._changed.notify_all()
+        return process
 
     def _loses(self) -> None:
         self.events["server_lost"] += 1
@@ -124,6 +143,9 @@ class Trial:
         for each in sorted(done.done, key=lambda each: each.exception() is None):
             each.result()
         if done.not_done:
+            self.quiet_seconds = self.history.quiet_seconds
+            if missed := self._standing.missed():
+                raise ViolatedInvariant(f"nobody wakes a thread that waits for {missed}")
             raise ViolatedInvariant(f"the trial did not end within {TIMEOUT_SECONDS:g} s")
 
     def restored(self) -> str:
@@ -148,8 +170,11 @@ class Trial:
 
     # ---- the life of a trainer's number ----
 
-    def _live(self, number: int, process: Process | None) -> None:
-        if process is None:
+    def _live(self, number: int) -> None:
+        process: Process | None
+        if number not in self.world.late:
+            process = self._begins(number)
+        else:
             late = next(e for e in self._due if (e.kind, e.trainer) == ("late", number))
             with self._changed:
                 self._changed.wait_for(lambda: self._taken.total() >= late.step, 1.0)
@@ -202,7 +227,9 @@ class Trial:
                 due = [e for e in self._due if (e.trainer, e.step) == (process.number, step)]
                 self._due = [each for each in self._due if each not in due]
                 end = next((each for each in due if each.kind in ENDS), None)
-                self._joining += end is not None and end.again
+                self._joining += end is not None and self._holds(end)
+                if due:  # nothing befalls a job that has not all of its first processes
+                    self._changed.wait_for(self._all_begun, TIMEOUT_SECONDS)
             for event in due:
                 self.events[event.kind] += event.kind != "server_lost"
                 if event.kind in ENDS:
@@ -210,6 +237,15 @@ class Trial:
                 self._befalls(event, process)
             process.step()
         return None
+
+    def _all_begun(self) -> bool:
+        return self._begun >= self.world.trainers - len(self.world.late)
+
+    def _holds(self, end: Event) -> bool:
+        """Whether the job has to go on for a while: for another process, or for what a lost one
+        tries in vain.
+        """
+        return end.again or end.kind == "zombie"
 
     def _befalls(self, event: Event, process: Process) -> None:
         if event.kind == "partition":
@@ -238,16 +274,16 @@ class Trial:
             process.leave()
         else:
             if event.kind == "dies":
-                process.die(event.commits)
+                process.die(event.commits, event.first)
             self._tell(event, process)
             if event.kind == "zombie" and event.first:
                 self._haunts(process)
         another = self._start(process.number) if event.again else None
-        with self._changed:
-            self._joining -= event.again
-            self._changed.notify_all()
         if event.kind == "zombie" and not event.first:
             self._haunts(process)
+        with self._changed:
+            self._joining -= self._holds(event)
+            self._changed.notify_all()
         return another
 
     def _tell(self, event: Event, process: Process) -> None:
@@ -280,6 +316,28 @@ class Trial:
         process.kill()
         if said:
             raise ViolatedInvariant(said)
+
+
+@contextmanager
+def slow_updates(seed: int) -> Iterator[None]:
+    """While it lasts, servers of this process take a while for some updates, under no lock."""
+    draw = random.Random(f"{seed} slow updates")
+    before = {name: vars(LaneUpdates)[name] for name in ("update", "update_round")}
+
+    def slow(right: Any) -> Any:
+        def update(*arguments: Any) -> None:
+            time.sleep(draw.choice(SLOW_SECONDS))
+            right(*arguments)
+
+        return update
+
+    for name, right in before.items():
+        setattr(LaneUpdates, name, slow(right))
+    try:
+        yield
+    finally:
+        for name, right in before.items():
+            setattr(LaneUpdates, name, right)
 
 
 def play_world(world: World) -> Outcome:
@@ -318,7 +376,10 @@ def play_world(world: World) -> Outcome:
         calls = {split_endpoint(s.endpoint)[1]: f"server {i}" for i, s in enumerate(servers)}
         injector = CallInjector((), world.seed, world.call_rate, calls)
         stack.enter_context(faulty_calls(injector))
-        trial = Trial(world, servers, partitions, folder)
+        if world.slow:
+            stack.enter_context(slow_updates(world.seed))
+        standing = stack.enter_context(Standing().watched())
+        trial = Trial(world, servers, partitions, folder, standing)
         stack.enter_context(trial.history.taken_down())
         try:
             trial.run()
@@ -330,6 +391,7 @@ def play_world(world: World) -> Outcome:
         except Exception as error:
             outcome.failure = f"{type(error).__name__}: {error}"
         trial.end(outcome.failure)
+        outcome.quiet_seconds = trial.quiet_seconds
         outcome.faults, outcome.events = partitions.done + injector.done, trial.events
     return outcome
 

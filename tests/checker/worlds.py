@@ -92,7 +92,9 @@ class Event:
         commits: so many servers have the commit of one that dies in its step.
         again: another process of its number joins.
         first: a zombie goes on before the other process has joined, rather than afterwards; a
-            server 0 that is lost dies at once, rather than when it has written its next record.
+            server that is lost dies at once, rather than when it has staged its next step, or as
+            server 0 written its next record; a trainer that dies with all commits has not heard of
+            its step.
         seconds: for how long something is cut off, or not there.
     """
 
@@ -113,7 +115,7 @@ class Event:
             "link": f" of server {self.server} for {self.seconds} s",
             "unlinked": f": server {self.server} has lost server 0",
             "server_lost": f": server {self.server} is away for {self.seconds} s"
-            f"{'' if self.first else ', from its next record on'}",
+            f"{'' if self.first else ', from its next record or step on'}",
         }.get(self.kind, "")
         return f"{self.kind} {self.trainer} at {self.step}{more}{' +1' if self.again else ''}"
 
@@ -131,6 +133,8 @@ class World:
         call_rate: the part of the control calls.
         leases: samples are dealt out; otherwise each trainer takes as many steps.
         every: seconds between two saves that the job makes by itself; 0: it makes none.
+        slow: servers take a while for some updates: what comes between a record and the end of its
+            update has more time to.
         events: what befalls it.
     """
 
@@ -150,6 +154,7 @@ class World:
     call_rate: float
     leases: bool = True
     every: float = 0.0
+    slow: bool = False
     events: tuple[Event, ...] = field(default_factory=tuple)
 
     def __str__(self) -> str:
@@ -157,7 +162,8 @@ class World:
             f"world {self.seed}: {self.mode} {self.configs or ''} over {self.transport}, "
             f"{self.servers} servers, {self.trainers} trainers, {self.passes} x {self.samples} "
             f"samples by {self.batch}{'' if self.leases else ', no leases'}"
-            f"{f', a save every {self.every} s' if self.every else ''}, {self.rule}, clip "
+            f"{f', a save every {self.every} s' if self.every else ''}"
+            f"{', slow updates' if self.slow else ''}, {self.rule}, clip "
             f"{self.clip or 'none'}, tables {', '.join(self.tables) or 'none'} ({self.row_rule}), "
             f"faults in {self.rate:.0%} of "
             f"the frames and {self.call_rate:.0%} of the calls; "
@@ -208,7 +214,7 @@ class World:
         clip = [f"clip {self.clip}"] if self.clip else []
         tables = [f"table {kind}" for kind in self.tables]
         leases, saves = ["leases"] * self.leases, ["automatic saves"] * bool(self.every)
-        return [*rules, *clip, *tables, *leases, *saves]
+        return [*rules, *clip, *tables, *leases, *saves, *["slow updates"] * self.slow]
 
     @property
     def loses(self) -> bool:
@@ -217,6 +223,11 @@ class World:
         """
         kinds = (*LOSSES, "leaves", *(["late"] if self.mode in TOGETHER else []))
         return any(event.kind in kinds for event in self.events)
+
+    @property
+    def windows(self) -> bool:
+        """Whether a script may have taken samples that are in no step yet when it asks for more."""
+        return any(lane.k_steps > 1 or lane.kind.collects for lane in self.plan.lanes)
 
     @cached_property
     def plan(self) -> Plan:
@@ -276,6 +287,7 @@ class World:
             replace(self, tables=()),
             replace(self, passes=1),
             replace(self, every=0.0),
+            replace(self, slow=False),
             *(
                 replace(self, events=tuple(e for e in self.events if e is not each))
                 for each in self.events
@@ -312,7 +324,8 @@ def world_of(seed: int, mode: str | None = None, transport: str | None = None) -
         leases=mode not in TOGETHER or draw.random() < 0.5,
     )
     events = (*_events(draw, shown), *_unlinked(shown), *_servers_lost(shown))
-    return replace(shown, every=_every(shown), events=events)
+    slow = random.Random(f"{seed} slow updates").random() < 0.4
+    return replace(shown, every=_every(shown), slow=slow, events=events)
 
 
 def _every(world: World) -> float:
