@@ -45,13 +45,15 @@ def _cell(outcomes: Sequence[str]) -> str:
 
 
 def details(results: Sequence[Result]) -> str:
-    """What each combination gave: rows are all axes but the second, which has the columns."""
-    _, second, *_ = list(results[0][0])
-    columns = list(dict.fromkeys(axes[second] for axes, _ in results))
+    """What each combination gave: rows are all axes but the second, which has the columns, where
+    there is one.
+    """
+    _, second, *_ = [*results[0][0], ""]
+    columns = list(dict.fromkeys(axes.get(second, "") for axes, _ in results))
     rows: dict[str, dict[str, str]] = {}
     for axes, result in results:
         row = ", ".join(value for axis, value in axes.items() if axis != second)
-        rows.setdefault(row, {})[axes[second]] = result
+        rows.setdefault(row, {})[axes.get(second, "")] = result
     lines = [["", *columns], ["---"] * (len(columns) + 1)]
     lines += [[row, *(cells.get(name, "") for name in columns)] for row, cells in rows.items()]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
