@@ -23,6 +23,7 @@
 #   check-sharding     every model at every level of sharding, and in the directions for which it has parts
 #   check-examples     every example in every mode, as processes
 #   check-checkpoints  every optimizer with a table, saved and loaded on 0 to 3 servers
+#   check-ablations    each rule of exactly-once, of leases, fences, cuts and waits, taken away: does the checker see it?
 #   check-history      SEEDS=2000 random histories: is every step applied exactly once?
 #   check-properties   what hypothesis draws: other examples in each run, and many
 #   check-long         those tests that `make test` leaves out because others of their class stand for them; half an hour
@@ -33,7 +34,7 @@
 # TORCH_INDEX_URL, where set, is a further index to look for torch in: https://download.pytorch.org/whl/cpu has smaller wheels, without CUDA.
 
 .DELETE_ON_ERROR:
-CHECKS = check-equalities check-lanes check-sharding check-examples check-checkpoints
+CHECKS = check-equalities check-lanes check-sharding check-examples check-checkpoints check-ablations
 .PHONY: help demo test test-fast bench docs reference pictures lint types protos check-protos check-history check-sample check-properties check-long check-wheel check-image check-faults check-pairs fuzz mutants clean $(CHECKS)
 
 SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
