@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
@@ -346,6 +347,7 @@ def play_world(world: World) -> Outcome:
     Returns:
         The outcome, with the first violation, if there was one.
     """
+    gc.collect()  # the tables of earlier trials have reserved most of the addresses that there are
     outcome = Outcome(world)
     with short_waits(), ExitStack() as stack:
         transport = "grpc" if world.transport == "inprocess" else world.transport
