@@ -14,7 +14,7 @@ from tests.support.stories import OFTEN, WORLDS
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_every_law_holds_whatever_befalls_a_job(tmp_path: Path) -> None:
     """And these trials have had every mode, every transport, and all that can befall a job."""
     record = tmp_path / "history.jsonl"
