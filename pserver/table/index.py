@@ -657,7 +657,8 @@ PARTS = 256
 KEYS = PARTS * PART_SPAN  # of ids: see :meth:`Index.within`
 FIRST = 16  # entries of the smallest part at first
 SIDE = 2**23  # entries that are reserved for a side
-ROOM = 2**12  # entries that a side has beyond its part's size, at least
+# entries that a side has beyond its part's size, at least; runs and searches need ``MOST_PROBES``
+ROOM = 2**12
 FETCHED = 256  # bytes of a record that are prefetched, at most, when its slot is found
 NOTHING = (0, 0, 0)
 UNUSED = 2**15  # bytes of a side below which zeros are written instead of giving it back
@@ -840,7 +841,9 @@ class Index:
         if (end - begin) * 16 < UNUSED:
             self._entries.array[2 * begin : 2 * end] = 0
         else:
-            self._entries.forget(begin * 16, -(-(end - begin) * 16 // LARGE_PAGE) * LARGE_PAGE)
+            # whole large pages, but nothing of the next side: a side may be smaller than one
+            large = -(-(end - begin) * 16 // LARGE_PAGE) * LARGE_PAGE
+            self._entries.forget(begin * 16, min(large, self._side * 16))
 
     def _widen(self) -> None:
         """Doubles what is reserved for a side, which copies all entries: only where little could be

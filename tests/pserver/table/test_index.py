@@ -82,8 +82,8 @@ class IndexMachine(RuleBasedStateMachine):
     def begin(self, reserves: bool) -> None:
         if not reserves:
             self.patch.setattr(index, "_mapped", refusing)
-            self.patch.setattr(index, "SIDE", 512)
-            self.patch.setattr(index, "ROOM", 64)
+            self.patch.setattr(index, "SIDE", 2 * index.MOST_PROBES)
+            self.patch.setattr(index, "ROOM", index.MOST_PROBES)
         self.index = Index()
 
     def teardown(self) -> None:
@@ -215,6 +215,18 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 test_an_index_is_a_dictionary = IndexMachine.TestCase
+
+
+def test_a_part_that_grows_leaves_the_others_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where little is reserved, a side is smaller than a large page."""
+    monkeypatch.setattr(index, "_mapped", refusing)
+    ids = np.arange(1, 2_000_000)
+    part = mix(ids.astype(np.uint64)) >> np.uint64(index.PART_SHIFT)
+    held = Index()
+    held.insert(others := ids[part != 7][:20_000], 0, 1)
+    held.insert(grown := ids[part == 7], 0, 2)
+    assert len(grown) > 7000
+    assert held.locate(np.concatenate([others, grown]))[1] == 0
 
 
 def test_ids_have_the_order_of_their_keys_and_differ_in_it() -> None:
