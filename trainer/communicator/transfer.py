@@ -269,9 +269,11 @@ class StateTransfer:
         collected = self._collect_states(self._unmerged)
         for placement in self._plan.placements:
             if placement.group is not None:
-                names = [self.slice_states[each.server][each.name] for each in placement.slices]
+                states = [
+                    self.slice_states[each.server].get(each.name, {}) for each in placement.slices
+                ]
                 outer = self._plan.lane_of(placement).kind.steps_on_trainer
-                found |= unmerged_states(names, collected, outer)
+                found |= unmerged_states(states, collected, outer)
         return found
 
     def _unmerged(self, slice_name: str, variable: str) -> bool:

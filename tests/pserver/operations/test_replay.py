@@ -16,12 +16,16 @@ from rich.console import Console
 
 from pserver import wire_pb2 as wire
 from pserver.checkpoint import checkpoint
+from pserver.config import ServerConfig
 from pserver.errors import FingerprintMismatch, PServerError, Refused
 from pserver.launcher.status import more
 from pserver.operations.replay import ReplayedServer, Target, recorded_log, replay
+from pserver.service.server import Server
 from tests.support.recorded_jobs import MODES, RecordedJob, held_by, program_of, same
 from tests.support.reloading_jobs import until
+from tests.support.threaded_scripts import Script
 from tests.support.tiers import RARE
+from trainer.job import save_load
 
 RULES = [("async", "sgd"), ("sync", "momentum"), ("async", "momentum"), ("sync", "adagrad")]
 
@@ -84,6 +88,29 @@ def test_a_large_table_that_evicts_is_replayed_from_a_checkpoint(tmp_path: Path)
         server, _ = replayed(tmp_path / "log", start)
         assert same(held, held_by(server.installed)) == []
         assert server.installed.tables["waits"].counters()["evicted"] == counts["evicted"]
+
+
+@pytest.mark.parametrize(
+    "configs", [{}, {"k_steps": 2}, {"k_steps": 2, "outer_optimizer": {"type": "sgd"}}]
+)
+def test_a_script_saves_while_its_servers_record(
+    tmp_path: Path, configs: dict[str, object]
+) -> None:
+    """What a replay from that checkpoint gives is what the server held in the end."""
+    with Server(ServerConfig(record_log=str(tmp_path / "log"))) as server:
+        script = Script([server], 0, trainers=1, a_sync_configs=configs)
+        for _ in range(2):
+            script.step()
+        save_load.write(script.job, str(tmp_path / "saved"), None, False)
+        for _ in range(2):
+            script.step()
+        script.optimizer.flush()
+        held = held_by(server.job.installed())
+        script.finish()
+        assert server.job.end_recording(30.0)
+
+    again, _ = replayed(tmp_path / "log", tmp_path / "saved")
+    assert same(held, held_by(again.installed)) == []
 
 
 def test_what_is_loaded_stands_in_its_place(tmp_path: Path) -> None:
