@@ -189,7 +189,9 @@ def exchanged(
     while True:
         told = group.gather_texts(WHAT)
         if group.is_past:
-            return columns
+            if group.confirmed(""):
+                return columns
+            continue
         if others := sorted(trainer for trainer, text in told.items() if text != WHAT):
             raise ValueError(
                 f"expected {WHAT} on every trainer, got another call on trainer {others[0]}"

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from torch.optim.lr_scheduler import StepLR
 
@@ -17,6 +18,8 @@ from tests.support.table_trainers import at_once
 from tests.support.threaded_scripts import SAMPLES, Script, kill
 from tests.support.waiting import eventually
 from trainer.checkpoint.checkpoint_folder import CheckpointFolder
+from trainer.data.datasets import NUMBER, exchanged
+from trainer.job.shared_values import gathered
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -139,6 +142,34 @@ def test_joint_calls_of_epochs_that_are_over_give_what_they_gave(servers: list[S
 
     assert one[:3] == other[:3] and one[1] == {0: "0 of 0", 1: "0 of 1"}
     assert one[3] in ({0: "2 of 0"}, {0: "2 of 0", 1: "2 of 1"})
+
+
+def test_a_late_trainer_keeps_its_samples_in_a_shuffle_that_is_over(servers: list[Server]) -> None:
+    """Its next joint call is the one behind that shuffle."""
+    scripts = pair(servers)
+    read = [{NUMBER: np.arange(4) + 4 * number} for number in (0, 1)]
+
+    def script_of(script: Script, dies: bool = False) -> list[list[int]]:
+        found, own = [], read[script.number]
+        assert script.job.communicator is not None
+        for epoch in range(2):
+            for number, _ in enumerate(script.shard(), 1):
+                script.step()
+                if dies and epoch == 1 and number == 1:
+                    kill(servers, script)
+                    return script_of(Script(servers, 1))
+            to = (np.asarray(own[NUMBER]) + epoch) % 2
+            own = dict(exchanged(gathered(script.job.communicator), own, to, lambda count: None))
+            found.append(sorted(np.asarray(own[NUMBER]).tolist()))
+            script.meet("epoch")
+        script.finish()
+        return found
+
+    one, other = at_once(lambda: script_of(scripts[0]), lambda: script_of(scripts[1], True))
+
+    assert one[0] == [0, 2, 4, 6] and other[0] == [4, 5, 6, 7]
+    # it has read its own once more; trainer 0 may be through with the second shuffle when it comes
+    assert (one[1], other[1]) in (([5, 7], [0, 2, 4, 4, 6, 6]), ([], [4, 5, 6, 7]))
 
 
 @pytest.mark.parametrize("lost", [0, 1])
