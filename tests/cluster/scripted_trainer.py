@@ -68,7 +68,7 @@ from pserver.errors import PServerError
 from pserver.table import ids as id_arithmetic
 from trainer import Constant, DistributedEmbedding, Executor, fleet, row_optimizers
 from trainer.collective.process_groups import ProcessGroups
-from transpiler import DistributeTranspiler, capture
+from transpiler import DistributeTranspiler, InputSpec, capture
 
 ROWS = 9000  # so that each server has a slice of the columns
 RATE, GRADIENT = 0.5, 6.0
@@ -333,7 +333,7 @@ class Programs:
 
     def __init__(self, plan: Plan, at: Places) -> None:
         self.model = Counts(plan)
-        batch = torch.zeros(1, plan.trainers)
+        batch = InputSpec([1, plan.trainers])
         main, startup = capture(self.model, Counts.__call__, sgd(self.model), (batch,))
         servers = os.environ["PSERVER_ENDPOINTS"]
         job, chosen = DistributeTranspiler(), strategy(plan)

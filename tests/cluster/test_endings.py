@@ -315,11 +315,13 @@ def test_servers_outlive_a_failed_job_and_serve_another_one(processes: Processes
         stopped.trainer(number, RUNS)
     for trainer in stopped.trainers:
         trainer.said("^step 3$")
-    stopped.servers[0].send(signal.SIGSTOP)
+    (server, endpoint), line = servers[0], len(servers[0][0].lines)
+    server.send(signal.SIGSTOP)
     for trainer in stopped.trainers:
         assert trainer.status() == 1
-        trainer.said(f"(ServerLost|JobFailed): .*server 0 at {servers[0][1]}")
-    stopped.servers[0].send(signal.SIGCONT)
+        trainer.said(f"(ServerLost|JobFailed): .*server 0 at {endpoint}")
+    server.send(signal.SIGCONT)
+    server.said("the job failed: ", line)
     again = Job(processes, SHORT, running=servers)
     for number in (0, 1):
         again.trainer(number, FINISHES)

@@ -31,7 +31,7 @@ def dying(mode: str, data: str, victim: int = 1, trainers: int = 2, restarts: in
     files = () if data in ("samples", "iterable") else FILES
     awaited = "back" if restarts else "struck"
     waits = [(n, "1: 8", f"wait {awaited}") for n in range(trainers) if n != victim]
-    if mode == "sync" and restarts:
+    if mode == "sync":
         waits = []  # each of its steps has all trainers
     dies = [(victim, "1: 4", "flush"), (victim, "1: 4", "SIGKILL")]
     back = (victim, "joined again", "mark back")
