@@ -1,4 +1,4 @@
-"""What servers and trainers do and say, command by command, held against
+"""Transcripts of servers and trainers, command by command, held against
 ``tests/testdata/interaction/``.
 """
 

@@ -192,7 +192,7 @@ def repeats_pass(patch: Patch) -> None:
 
 @without(ONCE, "a missing frame breaks the stream", 2)
 def gaps_pass(patch: Patch) -> None:
-    """What is missing goes unnoticed; what comes twice is still dropped."""
+    """A missing frame goes unnoticed; one that comes twice is still dropped."""
 
     def receive(numbered: SequencedStream, land: Any = None) -> Any:
         while (received := numbered._stream.receive()) is not None:
@@ -301,7 +301,7 @@ def watermarks_for_anybody(patch: Patch) -> None:
 
 @without(ONCE, "messages between servers count once", 5)
 def messages_count_again(patch: Patch) -> None:
-    """What a link sends again on another stream is taken again."""
+    """A message that a link sends again on another stream is taken again."""
 
     def receive(own: Messages, first: int, messages: Sequence[bytes]) -> Sequence[bytes]:
         own.heard = max(own.heard, first + len(messages) - 1)
@@ -313,7 +313,7 @@ def messages_count_again(patch: Patch) -> None:
 
 @without(ONCE, "messages between servers that were not heard are sent again", 2, 1, stands=True)
 def unheard_messages_are_lost(patch: Patch) -> None:
-    """What was on its way over a broken stream is gone, and its numbers are given again."""
+    """The messages under way over a broken stream are gone; others get their numbers."""
 
     def begin_again(own: Messages) -> None:
         own._flying.clear()
@@ -628,7 +628,7 @@ def another_request(patch: Patch) -> None:
 
 @without(LEASES, "what a lost trainer had leased is dealt out again", 1)
 def lost_samples_stay_away(patch: Patch) -> None:
-    """Nobody gets it."""
+    """They go to no trainer."""
 
     def take_back(epoch: EpochLeases, trainer: int) -> None:
         epoch._idle.pop(trainer, None)
@@ -644,7 +644,7 @@ def lost_samples_stay_away(patch: Patch) -> None:
     held_by="not seen in 15 worlds: the step may be applied before the loss is known",
 )
 def decided_samples_come_back(patch: Patch) -> None:
-    """What a lost trainer had leased goes back while its last step is being applied."""
+    """A lost trainer's leases go back while its last step is being applied."""
     patch.setattr(job_leases, "_is_applied", lambda member: False)
 
 
@@ -668,7 +668,7 @@ def let_in_at_once(patch: Patch) -> None:
 
 @without(LEASES, "what is left of a stripe is divided among the others", 12)
 def stripes_are_not_divided(patch: Patch) -> None:
-    """Nobody gets it."""
+    """It goes to no trainer."""
 
     def divide(epoch: EpochLeases, trainers: list[int]) -> None:
         for trainer in [each for each in epoch._own if each not in trainers]:
@@ -679,7 +679,7 @@ def stripes_are_not_divided(patch: Patch) -> None:
 
 @without(LEASES, "leases are written before a trainer has them", 1)
 def leases_are_not_written(patch: Patch) -> None:
-    """Who takes server 0's place does not know who has which samples."""
+    """A process in server 0's place does not know who has which samples."""
     patch.setattr(JobLeases, "_wrote", lambda *arguments: None)
 
 
@@ -809,7 +809,7 @@ def _wakes_all(waits: Waits) -> None:
 
 
 def muted(patch: Patch, owner: Any, name: str) -> None:
-    """Nobody is notified of an event."""
+    """An event notifies none of its waiters."""
     right = owner.__init__
 
     def made(own: Any, *arguments: Any, **named: Any) -> None:
@@ -892,7 +892,7 @@ def staleness_has_no_bound(patch: Patch) -> None:
     held_by="not seen in 16 worlds: no save of 160 worlds was put off",
 )
 def rings_stand(patch: Patch) -> None:
-    """Nobody looks for rings."""
+    """Rings of waits go unnoticed."""
     patch.setattr(Rings, "tick", lambda *arguments: None)
 
 

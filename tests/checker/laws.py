@@ -172,7 +172,7 @@ class Laws:
                     yield f"record {record.number} is a step of all, without {process}"
 
     def _near(self) -> Iterator[str]:
-        """Where staleness is bounded, a process takes its next step when no other one is further
+        """A process under bounded staleness takes its next step when no other one is further
         behind that takes more steps.
         """
         bounds = [lane.staleness for lane in self._world.plan.lanes]

@@ -232,7 +232,7 @@ class Process:
         self.reads += self._values()
 
     def _values(self) -> Iterator[Read]:
-        """What it has of what servers update."""
+        """Its values of what servers update."""
         for placement in self.world.plan.placements:
             lane = self.world.plan.lane_of(placement)
             if lane.kind.steps_on_trainer:

@@ -97,7 +97,7 @@ class Standing:
             waits.WAKE_SECONDS = before
 
     def missed(self) -> str:
-        """What a thread waits for that has missed a wake-up; "": none has."""
+        """The event of a thread that has missed a wake-up; "": none has."""
         found = self._look()
         if found:
             time.sleep(BETWEEN_SECONDS)

@@ -109,12 +109,12 @@ def trained(text: str, epochs: int) -> list[Counter[int]]:
 
 
 def records(text: str) -> list[dict[str, Any]]:
-    """What trainers have found on the servers in the end."""
+    """The values that trainers have found on the servers in the end."""
     return [json.loads(each) for each in re.findall(r"record (\{.*\})$", text, re.MULTILINE)]
 
 
 def record(trainer: Started) -> dict[str, Any]:
-    """What a trainer has found on the servers in the end; it ends well."""
+    """The values that a trainer has found on the servers in the end; it ends well."""
     assert trainer.status() == 0, f"{trainer}"
     found: dict[str, Any] = json.loads(trainer.said("^record (.*)")[1])
     return found
@@ -135,7 +135,7 @@ def said_at(started: Started, pattern: str) -> float:
 
 
 def moved(trainer: Started) -> dict[str, list[float]]:
-    """How far columns, and rows, have come at a trainer's end, by trainer: alike on all servers."""
+    """Steps in columns, and in rows, at a trainer's end, by trainer: alike on all servers."""
     found = dict[str, list[float]]()
     for part, servers in record(trainer).items():
         if part in ("columns", "rows"):

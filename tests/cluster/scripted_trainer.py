@@ -237,7 +237,7 @@ def _first(name: str) -> bool:
 
 
 def checkpoints() -> int:
-    """How many the job has."""
+    """The number of the job's checkpoints."""
     try:
         return len(json.loads(Path("saved/checkpoints.json").read_text())["checkpoints"])
     except (OSError, ValueError):
@@ -260,7 +260,7 @@ class Stream(IterableDataset[int]):
 
 
 def data(plan: Plan) -> Any:
-    """What the script iterates over in each epoch."""
+    """The batches that the script iterates over in each epoch."""
     if plan.data == "samples":
         return fleet.shard(DataLoader(torch.arange(plan.samples), plan.batch, shuffle=True))  # type: ignore[arg-type]  # it has a length
     if plan.data == "iterable":

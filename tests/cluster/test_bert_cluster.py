@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from tests.support.eager_jobs import Servers, assert_same
 from tests.support.launched import EXAMPLES, accuracy, launched
-from tests.support.table_trainers import at_once
+from tests.support.threads import at_once
 from trainer import fleet
 from trainer.job.job import Job
 from trainer.samplers.shard import shard

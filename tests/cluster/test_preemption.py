@@ -91,7 +91,7 @@ def _diloco(trainer: int, victim: int) -> float:
 def test_what_a_trainer_has_kept_leaves_with_it(
     processes: Processes, mode: str, expected: Callable[[int, int], float], victim: int
 ) -> None:
-    """What its queues, its merges and its windows had kept."""
+    """Rows that its queues, its merges and its windows had kept."""
     job = Job(processes, HEARTBEAT, trainers=TRAINERS)
     trainers = [job.trainer(n, plan(mode, victim), **GRACE) for n in range(TRAINERS)]
 

@@ -165,7 +165,7 @@ def test_a_server_comes_back_twice(processes: Processes, victim: int) -> None:
 def test_a_server_that_dies_while_it_saves_comes_back_from_the_save_before(
     processes: Processes, victim: int
 ) -> None:
-    """What it was writing counts for nothing, and the job saves on."""
+    """The save under way counts for nothing, and the job saves on."""
     plan = replace(asynchronous("tables", "stepping"), at=())
     launch = launched(processes, plan, 2, *SAVES, **dying(processes, f"server-{victim}"))
     text = ended(launch)

@@ -1,5 +1,5 @@
-"""What every lane promises: each mode, eagerly and as a program, of each model, on one server or
-two.  ``make check-lanes`` runs all combinations.
+"""The promises of every lane: of each mode, eagerly and as a program, of each model, on one server
+or two.  ``make check-lanes`` runs all combinations.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from tests.support.jobs import (
     made,
     run,
     sgd,
-    together,
     trained,
     values,
 )
 from tests.support.matrix import crossed
 from tests.support.script_writes import WRITES
+from tests.support.threads import at_once
 from trainer import fleet
 from transpiler import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
 
@@ -87,7 +87,7 @@ def begun(script: Script, lane: Lane, endpoints: str) -> Trainer:
 
 
 def ran(script: Script, lane: Lane, endpoints: str) -> Values:
-    """What the only trainer of a job ends with."""
+    """The values with which the only trainer of a job ends."""
     return run(script, lane.mode, endpoints, how=lane.how)[0]  # type: ignore[arg-type]
 
 
@@ -234,14 +234,14 @@ def test_each_trainers_step_counts_as_it_comes(servers: Servers, lane: Lane, cou
     for step in zip(*data, strict=True):
         for trainer, batch in zip(pair, step, strict=True):
             trainer.train([batch], flushes=True)
-    found = together(*(each.leave for each in pair))
+    found = at_once(*(each.leave for each in pair))
 
     assert_equal(found[1], taking_turns(script, data))
 
 
 def joined(script: Script, lane: Lane, endpoints: str, trainers: int) -> list[Trainer]:
     """All trainers of a job."""
-    return together(
+    return at_once(
         *(
             functools.partial(join, script, lane.mode, endpoints, number, trainers, lane.how)  # type: ignore[arg-type]
             for number in range(trainers)
@@ -294,11 +294,11 @@ def test_a_late_trainer_begins_where_the_job_is(lane: Lane, model: str) -> None:
         for name, value in here.items():
             if name in served:
                 assert torch.equal(value, served[name]), name
-        together(
+        at_once(
             lambda: first.train(script.data()[4:], flushes=True),
             lambda: second.train(script.data(1)[4:], flushes=True),
         )
-        found = together(first.leave, second.leave)
+        found = at_once(first.leave, second.leave)
 
     moved = [name for name, value in here.items() if not torch.equal(value, found[1][name])]
     assert len(moved) >= len([*trained(made(model))]) - (2 if model in WITH_TABLES else 0)

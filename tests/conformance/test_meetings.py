@@ -75,7 +75,7 @@ class Meeting(ABC):
         return self._pool.submit(self.give, trainer, topic, text)
 
     def all_come(self, topic: str, text: Callable[[int], str]) -> list[Texts]:
-        """What each of them hears."""
+        """The texts that each of them hears."""
         come = [self.come(trainer, topic, text(trainer)) for trainer in range(TRAINERS)]
         return [result(each, DEADLINE) for each in come]
 
@@ -177,7 +177,7 @@ class Gathering(Barrier):
 
 @contextmanager
 def captured(name: str) -> Iterator[list[str]]:
-    """What a module logs."""
+    """The messages that a module logs."""
     found: list[str] = []
     heard = logging.Handler()
     heard.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
@@ -450,7 +450,7 @@ def test_integers_are_exact(all_say: AllSay) -> None:
 
 
 def test_a_nan_of_one_is_a_nan(all_say: AllSay) -> None:
-    """Where it is, in every reduction; any and all of booleans are max and min."""
+    """It stays on its device in every reduction; any and all of booleans are max and min."""
 
     def say(values: TrainerValues) -> list[Tensor]:
         last = values.rank == values.size - 1

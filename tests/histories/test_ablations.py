@@ -54,7 +54,7 @@ SOON = [
 
 
 def failure(ablation: Ablation, seed: int, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What a job does wrongly without a rule, in the world of a seed; "": nothing."""
+    """The law that a job breaks without a rule, in the world of a seed; "": it breaks none."""
     seconds = STANDS_SECONDS if ablation.stands else GIVEN_UP_SECONDS
     with monkeypatch.context() as patch:
         patch.setattr(world_trial, "TIMEOUT_SECONDS", seconds)

@@ -199,7 +199,7 @@ def _is_dropped(node: ast.AST) -> bool:
 
 @dataclass(frozen=True)
 class _Scope:
-    """Where a node stands: its statement, and the function around it."""
+    """The place of a node: its statement, and the function around it."""
 
     first: int = 0
     last: int = 0

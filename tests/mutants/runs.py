@@ -55,7 +55,7 @@ Lines = dict[str, dict[int, set[str]]]  # by file and line, who executes it
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a mutant fared."""
+    """The fate of a mutant."""
 
     mutant: Mutant
     outcome: str
@@ -81,7 +81,7 @@ class _Tracer:
         self.enter = self._coverage.switch_context
 
     def lines(self) -> Lines:
-        """Who executes which, after the end."""
+        """Says which tests execute which lines, after the end."""
         with warnings.catch_warnings(action="ignore"):  # that there are none
             data = self._coverage.get_data()
         found = {path: data.contexts_by_lineno(whole) for path, whole in self._files.items()}
@@ -98,13 +98,13 @@ class _Found:
     failure: str = ""
 
     def executing(self, mutant: Mutant) -> set[str]:
-        """Who executes a mutant's lines: tests, files of tests, IMPORTING."""
+        """The executors of a mutant's lines: tests, files of tests, IMPORTING."""
         lines = self.lines.get(mutant.path, {})
         span = range(mutant.first, mutant.last + 1)
         return set().union(*(lines.get(line, ()) for line in span))
 
     def cost(self, item: pytest.Item) -> int:
-        """How long a test takes, roughly, so that the order remains otherwise."""
+        """The seconds of a test, roughly, so that the order remains otherwise."""
         return round(math.log2(self.seconds.get(item.nodeid, 0.0) + 0.01))
 
     def limit(self, tests: Iterable[str]) -> float:
@@ -220,7 +220,7 @@ class _Collected:
         return True
 
     def _without_mutant(self) -> _Found:
-        """What all tests do in a process of their own."""
+        """Runs all tests in a process of their own."""
         here, there = Pipe(duplex=False)
 
         def body() -> int:
@@ -311,7 +311,7 @@ def _compile_anew(changed: Sequence[FunctionType], kernels: Sequence[Any]) -> No
 
 
 def _import_mutated(mutant: Mutant) -> None:
-    """What is imported from now on has the change."""
+    """Changes what is imported from now on."""
     name = os.path.abspath(mutant.path)
     source = Path(name).read_text("utf-8")
     code, plain = mutated(source, mutant, name), SourceFileLoader.get_code
@@ -348,7 +348,7 @@ class Run:
     timeout: float
 
     def verdicts(self) -> Iterator[Verdict]:
-        """How each fared, as they end.
+        """The fates of mutants, as they end.
 
         Raises:
             SystemExit: the tests fail without a mutant.

@@ -198,12 +198,12 @@ class _End:
         self._network.carry(self._server, 0 if self._server else 1, data)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Has nothing to end."""
 
 
 @dataclass
 class Links:
-    """What a server's job asks of its links."""
+    """The methods that a server's job calls of its links."""
 
     network: Network
     server: int

@@ -317,7 +317,7 @@ class Interaction:
         self._call(f"{who}", meet, said)
 
     def _do_heartbeat(self, trainer: int | str, server: int = 0) -> None:
-        """What a heartbeat tells a trainer."""
+        """The answer to a trainer's heartbeat."""
         who = self._trainer(trainer)
         request = wire.HeartbeatRequest(session=who.sessions.get(server, ""))
 

@@ -15,7 +15,6 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -24,8 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.support.load import patiently
 from tests.support.seeded import seeded
+from tests.support.threads import at_once
 from trainer import DistributedEmbedding, Executor, fleet
 from trainer.communicator.communicator import Communicator
 from trainer.embedding.conversion import moved
@@ -45,7 +44,6 @@ Servers = Callable[[int], str]
 How = Literal["eager", "program"]
 Make = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 HOW: tuple[How, ...] = ("eager", "program")
-PATIENCE = 60.0  # seconds for what several trainers do side by side
 IDS, DIM = 30, 4
 
 
@@ -126,7 +124,7 @@ class Clicks(nn.Module):
 
 
 class Rows(nn.Module):
-    """Nothing but tables."""
+    """A model of tables alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -259,7 +257,7 @@ MODES: Mapping[str, Mode] = {
 
 @dataclass(frozen=True)
 class Script:
-    """What a user has written.
+    """A user's script.
 
     Attributes:
         before: called with the number of a step, from 1, and the model, before each step.
@@ -320,7 +318,7 @@ def assert_equal(mine: Values, theirs: Values, tolerance: float = 0.0) -> None:
 
 
 def alone(script: Script, data: Sequence[Batch] | None = None) -> Values:
-    """What plain torch makes of a script, with no server."""
+    """The values that a script reaches in plain torch, with no server."""
     model = made(script.model)
     for each in model.modules():
         if isinstance(each, nn.Embedding):
@@ -385,7 +383,7 @@ class Trainer:
         return self.communicator.metrics()[name]
 
     def served(self) -> Values:
-        """What the servers hold of the parameters."""
+        """The servers' values of the parameters."""
         own = {name: each.detach().clone() for name, each in self.model.named_parameters()}
         return own | {name: each.clone() for name, each in self.communicator.served().items()}
 
@@ -568,7 +566,7 @@ def run(
 
     Each step of a job of one trainer has landed before the next, as in plain torch.
     """
-    joined = together(
+    joined = at_once(
         *(
             functools.partial(join, script, mode, endpoints, number, trainers, how)
             for number in range(trainers)
@@ -576,25 +574,5 @@ def run(
     )
 
     flushes = trainers == 1 and MODES[mode].queued
-    together(*(functools.partial(each.train, script.data(each.number), flushes) for each in joined))
-    return together(*(each.leave for each in joined))
-
-
-def together(*plays: Callable[[], Any]) -> list[Any]:
-    """What each returns, in threads of their own; or the first failure."""
-    if len(plays) == 1:
-        return [plays[0]()]
-    pool = ThreadPoolExecutor(len(plays))
-    try:
-        running: list[Future[Any]] = [pool.submit(_with_one_thread, play) for play in plays]
-        done = patiently(lambda left: wait(running, left, FIRST_EXCEPTION).done or False, PATIENCE)
-        for each in done or ():
-            each.result()
-        return [each.result(timeout=0) for each in running]
-    finally:
-        pool.shutdown(wait=False)
-
-
-def _with_one_thread(play: Callable[[], Any]) -> Any:
-    torch.set_num_threads(1)
-    return play()
+    at_once(*(functools.partial(each.train, script.data(each.number), flushes) for each in joined))
+    return at_once(*(each.leave for each in joined))

@@ -120,4 +120,4 @@ class _End:
         self.send = say
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Has nothing to end."""

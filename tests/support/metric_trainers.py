@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.support.table_trainers import Servers, Trainer, at_once
+from tests.support.table_trainers import Servers, Trainer
+from tests.support.threads import at_once
 from trainer.collective.values import TrainerValues
 from trainer.job.shared_values import values_of
 from transpiler import DistributedStrategy

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.seeded import seeded
-from tests.support.table_trainers import Trainer, at_once
+from tests.support.table_trainers import Trainer
+from tests.support.threads import at_once
 
 MODES: dict[str, dict[str, Any]] = {
     "sync": {"modes": {"*": "sync"}},

@@ -141,7 +141,7 @@ class ScriptWorld:
         return not any(map(self.under_way, self.there.values())) and not self.applying
 
     def trainers_again(self) -> int:
-        """How many there are when the whole job starts again."""
+        """The number of trainers when the whole job starts again."""
         # data whose end nobody knows is divided among as many as before: others are refused
         fixed = self.kind == "iterable" and self.together
         if fixed or self.random.random() < 0.5:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
 from torch import nn
 
-from tests.support.load import patiently
 from trainer import Constant, DistributedEmbedding, fleet
 from trainer.embedding.conversion import moved
 from trainer.job.job import Job
@@ -19,9 +17,6 @@ Servers = Callable[[int], str]
 
 
 DIM = 4
-
-
-PATIENCE = 60.0
 
 
 class Net(nn.Module):
@@ -95,21 +90,3 @@ class Trainer:
         """Of the table, on the wire."""
         assert self.job.communicator is not None
         return self.job.communicator.variable_bytes()["emb"]
-
-
-def at_once(*plays: Callable[[], Any]) -> list[Any]:
-    """What each returns, in threads of their own; or the first failure."""
-    pool = ThreadPoolExecutor(len(plays))
-    try:
-        running: list[Future[Any]] = [pool.submit(_with_one_thread, play) for play in plays]
-        done = patiently(lambda left: wait(running, left, FIRST_EXCEPTION).done or False, PATIENCE)
-        for each in done or ():
-            each.result()
-        return [each.result(timeout=0) for each in running]
-    finally:
-        pool.shutdown(wait=False)
-
-
-def _with_one_thread(play: Callable[[], Any]) -> Any:
-    torch.set_num_threads(1)
-    return play()

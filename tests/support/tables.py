@@ -45,8 +45,8 @@ def _cell(outcomes: Sequence[str]) -> str:
 
 
 def details(results: Sequence[Result]) -> str:
-    """What each combination gave: rows are all axes but the second, which has the columns, where
-    there is one.
+    """The result of each combination: rows are all axes but the second, which has the columns,
+    where there is one.
     """
     _, second, *_ = [*results[0][0], ""]
     columns = list(dict.fromkeys(axes.get(second, "") for axes, _ in results))

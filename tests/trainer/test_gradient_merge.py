@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from tests.support.eager_jobs import Servers, batches
 from tests.support.many_ranks import on_ranks
 from tests.support.seeded import seeded
-from tests.support.table_trainers import Net, Trainer, at_once
+from tests.support.table_trainers import Net, Trainer
+from tests.support.threads import at_once
 from trainer import fleet
 from transpiler import ClipGradByGlobalNorm, DistributedStrategy
 

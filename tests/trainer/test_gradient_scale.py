@@ -16,7 +16,8 @@ from pserver.errors import FingerprintMismatch
 from tests.support.collective_trainers import GRAD, LOCAL, captured, fine, ports, together
 from tests.support.eager_jobs import Servers
 from tests.support.many_ranks import on_ranks
-from tests.support.table_trainers import Net, Trainer, at_once
+from tests.support.table_trainers import Net, Trainer
+from tests.support.threads import at_once
 from trainer import Executor, fleet
 from transpiler import DistributedStrategy, DistributeTranspiler, DistributeTranspilerConfig
 from transpiler.program import Program

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from tests.support.eager_jobs import Servers
 from tests.support.seeded import seeded
-from tests.support.table_trainers import Trainer, at_once
+from tests.support.table_trainers import Trainer
+from tests.support.threads import at_once
 from trainer.modules.prepare import prepared
 from transpiler import DistributedStrategy
 

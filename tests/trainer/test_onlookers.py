@@ -16,7 +16,8 @@ from pserver.client import client as heartbeating
 from pserver.onlookers import look_again, onlooker
 from tests.support.eager_jobs import Servers, batches
 from tests.support.onlookers import Looking, all_onlookers
-from tests.support.table_trainers import PATIENCE, Trainer, at_once
+from tests.support.table_trainers import Trainer
+from tests.support.threads import PATIENCE, at_once
 from trainer import fleet
 from transpiler import DistributedStrategy
 

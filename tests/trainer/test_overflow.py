@@ -11,7 +11,8 @@ from torch import nn
 
 from tests.support.scaled_steps import alone, course, course_on_ranks, scaler_of
 from tests.support.standing_ranks import StandingRanks
-from tests.support.table_trainers import Net, Servers, Trainer, at_once
+from tests.support.table_trainers import Net, Servers, Trainer
+from tests.support.threads import at_once
 
 
 class WithTable(Net):

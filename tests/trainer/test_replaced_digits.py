@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from tests.support.eager_jobs import Servers
-from tests.support.table_trainers import at_once
+from tests.support.threads import at_once
 from tests.support.tiers import RARE
 from trainer import fleet
 from trainer.job.job import Job

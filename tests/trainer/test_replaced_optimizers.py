@@ -23,7 +23,8 @@ from tests.support.replaced_rules import (
     step,
     strategy_of,
 )
-from tests.support.table_trainers import Trainer, at_once
+from tests.support.table_trainers import Trainer
+from tests.support.threads import at_once
 from trainer import fleet
 from trainer.collective.world import leave_parallel_env
 from transpiler import LAMB, LARS, DistributedStrategy

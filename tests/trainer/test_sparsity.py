@@ -14,7 +14,8 @@ from tests.support.collective_trainers import GRAD, fine, ports, together
 from tests.support.eager_jobs import Servers, joined
 from tests.support.optimizers import OPTIMIZERS
 from tests.support.seeded import seeded
-from tests.support.table_trainers import Trainer, at_once
+from tests.support.table_trainers import Trainer
+from tests.support.threads import at_once
 from trainer import Executor, asp, fleet, group_sharded_parallel
 from trainer.collective.world import leave_parallel_env
 from trainer.modules.prepare import prepared

@@ -22,7 +22,7 @@ from tests.support.gans import (
     optimizers,
     train,
 )
-from tests.support.table_trainers import at_once
+from tests.support.threads import at_once
 from trainer import fleet
 from trainer.job.job import Job
 from trainer.row_optimizers import SGD

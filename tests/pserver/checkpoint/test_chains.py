@@ -33,7 +33,7 @@ ids = st.lists(st.integers(-20, 20) | st.just(2**62), max_size=8, unique=True)
 
 @dataclass
 class State:
-    """What a checkpoint adds up to: by table and id, the mark of the save that a row, or a waiting
+    """The content of a checkpoint: by table and id, the mark of the save that a row, or a waiting
     id, is of.
     """
 
@@ -56,7 +56,7 @@ def chunk(rows: Iterable[int], waiting: Iterable[int], removed: Iterable[int], m
 
 
 class Chains(RuleBasedStateMachine):
-    """What each place holds, and what every checkpoint that was saved adds up to."""
+    """The files of each place, and the content of every checkpoint that was saved."""
 
     def __init__(self) -> None:
         super().__init__()

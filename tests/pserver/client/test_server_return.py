@@ -216,7 +216,7 @@ def test_a_server_that_has_dropped_a_trainer_has_not_restarted(
             raise refusal("trainer 0: no")
 
         def close(self) -> None:
-            """Nothing is open."""
+            """Forgets what is open."""
 
     client = Client("127.0.0.1:1", 0, Identity(0, "a", "f", {}, ["tcp"]), 20.0, 20.0, [])
     client._control.close()
@@ -247,7 +247,7 @@ class Returning:
         return JoinReply(ready=True, session="second")
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Forgets what is open."""
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_a_server_that_is_another_process_by_now_asks_for_the_program_again() ->
             return InstallReply()
 
         def close(self) -> None:
-            """Nothing is open."""
+            """Forgets what is open."""
 
     client = Client("127.0.0.1:1", 0, Identity(0, "a", "f", {}, ["tcp"]), 20.0, 20.0, [])
     client._control.close()

@@ -63,7 +63,7 @@ class Log(RuleBasedStateMachine):
         return Coordinator(SERVERS, ROUNDS, lambda lane: self.awaited)
 
     def forgets(self) -> None:
-        """What is staged is in no record: the servers send it again."""
+        """Sends again what is staged, which is in no record."""
         self.staged: list[dict[ProcessStep, dict[int, int]]] = [{} for _ in ROUNDS]
         self.ready = defaultdict[Call, set[int]](set)
 
@@ -189,7 +189,7 @@ class Log(RuleBasedStateMachine):
 
     @rule(nth=NTH, text=st.sampled_from(["silent", "slow"]))
     def a_trainer_is_lost(self, nth: int, text: str) -> None:
-        """What it has staged is dropped; what is decided counts."""
+        """Drops what it has staged; what is decided counts."""
         if (process := self.nth(nth)) in self.left:
             return
         records = self.coordinator.lose(process, text, self.now)

@@ -87,7 +87,7 @@ class Busy:
         self.told.append(getattr(request, "trainer_id", -1))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Forgets what is open."""
 
 
 def questions(server: Busy, monkeypatch: pytest.MonkeyPatch) -> Sequence[last_word.EndQuestion]:

@@ -197,7 +197,7 @@ class Leases(RuleBasedStateMachine):
         trainer.epoch += 1
 
     def goes_on(self, trainer: Trainer, most: int = MOST) -> None:
-        """Whatever its script does next: a request, or a batch, and a step where it is time."""
+        """Does what its script does next: a request, or a batch, and a step where it is time."""
         if trainer.done or (self.together and trainer.staged):
             return
         if trainer.asked is not None or not trainer.batches:
@@ -256,7 +256,7 @@ class Leases(RuleBasedStateMachine):
     @precondition(lambda self: self.there)
     @rule(nth=NTH, without=st.booleans(), applied=st.booleans())
     def a_step_is_decided(self, nth: int, without: bool, applied: bool) -> None:
-        """Where trainers step together, maybe its record is not applied at once."""
+        """A record that, where trainers step together, may not be applied at once."""
         self.applies()
         if self.together:
             self.round(without and self.catches_up)

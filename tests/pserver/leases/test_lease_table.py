@@ -93,7 +93,7 @@ def test_a_replacement_steps_on_from_the_decided_step_at_which_it_was_let_in() -
 
 
 def test_two_that_come_late_together_have_as_much_as_the_others_have_left() -> None:
-    """Where these have stepped on meanwhile: neither counts as one that has not."""
+    """Those that have stepped on meanwhile do not count as any that have not."""
     table, epoch = LeaseTable(3), replace(STRIPED, samples=60, stripes=3)
     for trainer in range(3):
         table.join(trainer, "a")

@@ -96,7 +96,7 @@ def test_a_large_table_that_evicts_is_replayed_from_a_checkpoint(tmp_path: Path)
 def test_a_script_saves_while_its_servers_record(
     tmp_path: Path, configs: dict[str, object]
 ) -> None:
-    """What a replay from that checkpoint gives is what the server held in the end."""
+    """A replay from that checkpoint gives what the server held in the end."""
     with Server(ServerConfig(record_log=str(tmp_path / "log"))) as server:
         script = Script([server], 0, trainers=1, a_sync_configs=configs)
         for _ in range(2):

@@ -90,7 +90,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.patch.undo()
 
     def word(self, at: Array) -> Array:
-        """What the entries say."""
+        """The words of the entries."""
         bits = (self.epoch[at] << EPOCH_SHIFT) | (self.call[at] << CALL_SHIFT)
         return np.where(self.slots[at] < 0, 0, (self.slots[at] + 1) | bits)
 
@@ -218,7 +218,7 @@ test_an_index_is_a_dictionary = IndexMachine.TestCase
 
 
 def test_a_part_that_grows_leaves_the_others_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where little is reserved, a side is smaller than a large page."""
+    """A side is smaller than a large page where little is reserved."""
     monkeypatch.setattr(index, "_mapped", refusing)
     ids = np.arange(1, 2_000_000)
     part = mix(ids.astype(np.uint64)) >> np.uint64(index.PART_SHIFT)

@@ -77,7 +77,7 @@ limits = st.sampled_from([1, 5, 1000])
 
 @dataclass
 class Row:
-    """What a record says; ``value``: of the first column."""
+    """The words of a record; ``value``: of the first column."""
 
     value: np.float32
     pushed: float = 0.0
@@ -113,7 +113,7 @@ class Model:
         return self.start(value) if row is None or self.outlived(row, now) else row.value
 
     def admits(self, value: int, shown: tuple[float, float], now: float) -> Row | None:
-        """What is known of an id that gets a row now; None: it gets none."""
+        """The record of an id that gets a row now; None: it gets none."""
         if isinstance(self.entry, ProbabilityEntry):
             # an id's chance is its own: see test_row_lifecycle.py
             lucky = chance(seed_word(self.table.seed), value) < self.entry.probability
@@ -252,7 +252,7 @@ def same(first: Chunk, second: Chunk, but: str = "") -> None:
 
 
 class TableMachine(RuleBasedStateMachine):
-    """What happens to a table, its twin, the model, and the checkpoints of the table."""
+    """Drives a table, its twin, the model, and the checkpoints of the table."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -480,7 +480,7 @@ class TableMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.cut is None)
     @rule()
     def restart(self) -> None:
-        """What was saved goes on."""
+        """Goes on from what was saved."""
         self.begin_cut(1, 1000)
         while self.cut is not None:
             self.read_cut(100, 1000)

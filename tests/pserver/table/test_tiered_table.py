@@ -122,7 +122,7 @@ def test_a_full_disk_stops_a_turn_before_the_step(
 
 
 def test_a_turn_takes_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where many rows have the same turn they come into memory a block at a time."""
+    """Many rows with the same turn come into memory a block at a time."""
     monkeypatch.setattr(updater, "KEPT", KEPT)
     monkeypatch.setattr(updater, "PERIOD", 2)
     monkeypatch.setattr(tiered, "BLOCK", 16)

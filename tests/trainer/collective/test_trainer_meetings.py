@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from pserver.errors import JobFailed, TrainerLost
-from tests.support.table_trainers import Net, Servers, Trainer, at_once
+from tests.support.table_trainers import Net, Servers, Trainer
+from tests.support.threads import at_once
 from trainer.job.shared_values import values_of
 
 

@@ -17,7 +17,8 @@ from torch import nn
 
 from pserver.table.gradient import RowGradient
 from tests.support.table_programs import transpiled
-from tests.support.table_trainers import Servers, Trainer, at_once
+from tests.support.table_trainers import Servers, Trainer
+from tests.support.threads import at_once
 from trainer import DistributedEmbedding, Executor, fleet
 from transpiler import capture
 

@@ -16,7 +16,8 @@ from torch import nn
 
 from tests.support.diloco_rows import DIM, INNER, OUTER, ROWS, Batch, batches, by_hand
 from tests.support.table_programs import transpiled
-from tests.support.table_trainers import Servers, Trainer, at_once
+from tests.support.table_trainers import Servers, Trainer
+from tests.support.threads import at_once
 from trainer import DistributedEmbedding, Executor, fleet
 from transpiler import capture
 

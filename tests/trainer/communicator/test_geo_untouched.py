@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.table_trainers import Servers, at_once
+from tests.support.table_trainers import Servers
+from tests.support.threads import at_once
 from trainer import Constant, DistributedEmbedding, ShowClickEntry, fleet
 from trainer.checkpoint.export import export
 from trainer.environment.environment import Role, RoleMaker

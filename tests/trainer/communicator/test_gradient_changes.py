@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.seeded import seeded
-from tests.support.table_trainers import Net, Trainer, at_once
+from tests.support.table_trainers import Net, Trainer
+from tests.support.threads import at_once
 
 Servers = Callable[[int], str]
 Change = Callable[[Any, Any], object]

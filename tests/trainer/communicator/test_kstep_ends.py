@@ -22,7 +22,8 @@ from pserver.service.server import Server
 from pserver.wire_pb2 import StatusRequest
 from tests.support.eager_jobs import batches, train
 from tests.support.seeded import seeded
-from tests.support.table_trainers import Net, Servers, Trainer, at_once
+from tests.support.table_trainers import Net, Servers, Trainer
+from tests.support.threads import at_once
 from tests.support.waiting import eventually
 from trainer import Executor
 from trainer.job import save_load

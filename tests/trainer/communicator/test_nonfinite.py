@@ -15,7 +15,8 @@ from torch import nn
 from pserver.errors import NonFinite
 from pserver.launcher.status import ask
 from tests.support.eager_modes import strategy_of
-from tests.support.table_trainers import Net, Servers, Trainer, at_once
+from tests.support.table_trainers import Net, Servers, Trainer
+from tests.support.threads import at_once
 from trainer import fleet
 from transpiler.strategy.from_strategy import lanes_of
 

@@ -30,7 +30,8 @@ from tests.support.outlier_jobs import (
     trainer,
     values,
 )
-from tests.support.table_trainers import Net, Servers, Trainer, at_once
+from tests.support.table_trainers import Net, Servers, Trainer
+from tests.support.threads import at_once
 from trainer import fleet
 from transpiler import (
     DistributedStrategy,

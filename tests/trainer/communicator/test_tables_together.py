@@ -18,7 +18,8 @@ from torch import nn
 
 from pserver.errors import Refused
 from tests.support.seeded import seeded
-from tests.support.table_trainers import DIM, PATIENCE, Net, Servers, Trainer, at_once
+from tests.support.table_trainers import DIM, Net, Servers, Trainer
+from tests.support.threads import PATIENCE, at_once
 from trainer import CountFilterEntry, fleet
 
 

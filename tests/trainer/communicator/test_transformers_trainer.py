@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from tests.support.seeded import seeded
-from tests.support.table_trainers import Trainer, at_once
+from tests.support.table_trainers import Trainer
+from tests.support.threads import at_once
 
 Servers = Callable[[int], str]
 STEPS = 3

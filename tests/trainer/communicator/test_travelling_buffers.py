@@ -23,7 +23,8 @@ from tests.support.normed_jobs import (
     together,
     trainers,
 )
-from tests.support.table_trainers import Servers, at_once
+from tests.support.table_trainers import Servers
+from tests.support.threads import at_once
 from transpiler.ir.rules import Rule
 from transpiler.plan.plan import Lane
 from transpiler.plan.planner import plan_parameters, uniform

@@ -18,7 +18,8 @@ from pserver.service.server import Server
 from pserver.wire_pb2 import Kind
 from tests.faults.faults import Injector, Point, injected
 from tests.support.eager_modes import joined
-from tests.support.table_trainers import Net, Trainer, at_once
+from tests.support.table_trainers import Net, Trainer
+from tests.support.threads import at_once
 from trainer import DistributedEmbedding, fleet
 from trainer.embedding.local_rows import LocalRows
 from trainer.senders import served_rows

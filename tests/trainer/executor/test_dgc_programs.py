@@ -22,7 +22,7 @@ from tests.support.dgc_jobs import (
     strategy_of,
 )
 from tests.support.eager_jobs import Servers
-from tests.support.table_trainers import at_once
+from tests.support.threads import at_once
 from trainer import Executor
 from transpiler import (
     ClipGradByGlobalNorm,

@@ -14,7 +14,7 @@ from tests.support import gans
 from tests.support.eager_jobs import Servers, assert_same
 from tests.support.eager_modes import strategy_of
 from tests.support.gans import Gan, Pair, batches, gan, optimizers
-from tests.support.table_trainers import at_once
+from tests.support.threads import at_once
 from trainer import Executor
 from transpiler import DistributeTranspiler, Program, capture
 

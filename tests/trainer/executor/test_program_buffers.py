@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tests.support.eager_jobs import Servers
 from tests.support.normed_jobs import data, same, statistics
 from tests.support.seeded import seeded
-from tests.support.table_trainers import at_once
+from tests.support.threads import at_once
 from trainer import Executor
 from transpiler import DistributeTranspiler, DistributeTranspilerConfig, capture
 

@@ -25,7 +25,7 @@ from tests.support.dgc_jobs import (
     train,
 )
 from tests.support.eager_jobs import Servers
-from tests.support.table_trainers import at_once
+from tests.support.threads import at_once
 from trainer import Constant, DistributedEmbedding, fleet
 from trainer.job.job import Job
 from transpiler import ClipGradByGlobalNorm, ClipGradByValue, DistributedStrategy

@@ -17,7 +17,7 @@ from pserver.errors import FingerprintMismatch, PServerError
 from pserver.service.server import Server
 from tests.support.exchanges import of_one, recorded_backends
 from tests.support.seeded import seeded
-from tests.support.table_trainers import at_once
+from tests.support.threads import at_once
 from trainer import DistributedEmbedding, Uniform
 from trainer.collective.group_sums import _buckets
 from trainer.environment.environment import Role, RoleMaker

@@ -17,8 +17,8 @@ from torch import nn
 from pserver.config import ServerConfig
 from pserver.errors import PartialPlan, Refused
 from pserver.service.server import Server
-from tests.support.table_trainers import at_once
 from tests.support.threaded_scripts import kill
+from tests.support.threads import at_once
 from trainer import fleet
 from trainer.job.followed_passes import FollowedPasses
 from trainer.job.job import Job
@@ -79,7 +79,7 @@ class Player:
             optimizer.zero_grad()
 
     def moved(self) -> list[float]:
-        """How many steps are in the parameters."""
+        """The number of steps in the parameters."""
         assert self.job.communicator is not None
         self.job.communicator.pull()
         return sum(((-each.weight / RATE).unique().tolist() for each in self.models), [])

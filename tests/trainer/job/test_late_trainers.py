@@ -14,8 +14,8 @@ from pserver.checkpoint import manifest
 from pserver.config import ServerConfig
 from pserver.service.server import Server
 from pserver.storage.place import place_at
-from tests.support.table_trainers import at_once
 from tests.support.threaded_scripts import SAMPLES, Script, kill
+from tests.support.threads import at_once
 from tests.support.waiting import eventually
 from trainer.checkpoint.checkpoint_folder import CheckpointFolder
 from trainer.data.datasets import NUMBER, exchanged

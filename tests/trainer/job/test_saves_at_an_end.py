@@ -13,8 +13,8 @@ import pytest
 
 from pserver.config import ServerConfig
 from pserver.service.server import Server
-from tests.support.table_trainers import at_once
 from tests.support.threaded_scripts import SAMPLES, Script, kill
+from tests.support.threads import at_once
 from tests.support.tiers import RARE
 from trainer.job.automatic_saves import AutomaticSaves
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.table_trainers import Servers, Trainer, at_once
+from tests.support.table_trainers import Servers, Trainer
+from tests.support.threads import at_once
 from trainer import fleet
 from trainer.job.exchange import Exchange
 from trainer.job.job import present

@@ -20,8 +20,8 @@ from pserver.config import ServerConfig
 from pserver.errors import JobFailed
 from pserver.service.server import Server
 from pserver.wire_pb2 import StatusRequest
-from tests.support.table_trainers import at_once
 from tests.support.threaded_scripts import SAMPLES, Script, kill
+from tests.support.threads import at_once
 from tests.support.tiers import RARE
 from tests.support.waiting import eventually
 from trainer.communicator.joint_calls import Apart

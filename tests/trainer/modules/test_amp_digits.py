@@ -14,7 +14,8 @@ from torch import nn
 from tests.support.amp_jobs import amp_model, dtypes
 from tests.support.eager_jobs import Servers
 from tests.support.standing_ranks import StandingRanks
-from tests.support.table_trainers import Trainer, at_once
+from tests.support.table_trainers import Trainer
+from tests.support.threads import at_once
 from trainer import fleet
 
 SAMPLES, EPOCHS, BATCH = 1200, 4, 50

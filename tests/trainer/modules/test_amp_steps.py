@@ -15,7 +15,8 @@ from tests.support.amp_jobs import amp_model, amp_strategy, course, expected_cou
 from tests.support.eager_jobs import Servers, assert_same, batches
 from tests.support.seeded import seeded
 from tests.support.standing_ranks import StandingRanks
-from tests.support.table_trainers import Net, Trainer, at_once
+from tests.support.table_trainers import Net, Trainer
+from tests.support.threads import at_once
 from trainer import fleet
 from transpiler import ClipGradByGlobalNorm
 

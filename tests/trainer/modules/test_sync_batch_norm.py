@@ -20,7 +20,8 @@ from tests.support import batch_norms
 from tests.support.batch_norms import joint, net, strategy_of
 from tests.support.collective_trainers import fine
 from tests.support.eager_jobs import Servers
-from tests.support.table_trainers import Trainer, at_once
+from tests.support.table_trainers import Trainer
+from tests.support.threads import at_once
 from trainer import fleet, spawn
 from trainer.modules.sync_batch_norm import Total, connect_batch_norms, synchronised
 from transpiler import DistributedStrategy

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.step_programs import trains_alike
-from tests.support.table_trainers import Trainer, at_once, sgd
+from tests.support.table_trainers import Trainer, sgd
+from tests.support.threads import at_once
 from trainer.nn import DataNorm
 from transpiler import DistributedStrategy
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.step_programs import trains_alike
-from tests.support.table_trainers import Trainer, at_once
+from tests.support.table_trainers import Trainer
+from tests.support.threads import at_once
 from trainer.nn import SampledSoftmax, StreamingFrequency
 from trainer.nn.functional import selected_rows
 
