@@ -92,12 +92,7 @@ class Trainer:
         self.job, self.plan, self.number = job, plan, number
         self.joined = reply = job.join(self.request())
         self.session = reply.session
-        self.stream: Stream = inprocess.connect(
-            "127.0.0.1", listener.port, timeout_seconds=DEADLINE
-        )
-        self.stream.send(
-            Frame(kind=Kind.HELLO, hello=Hello(session=self.session, trainer_id=number))
-        )
+        self.stream = self._greeted(listener, 0)
         if reply.install:
             job.install(InstallRequest(session=self.session, program=program_of(plan).to_proto()))
             self.post(
@@ -108,10 +103,18 @@ class Trainer:
     def of_lane(self, lane: int, listener: inprocess.InprocessListener) -> Trainer:
         """This trainer, with a stream of another lane."""
         other = copy.copy(self)
-        other.stream = inprocess.connect("127.0.0.1", listener.port, timeout_seconds=DEADLINE)
-        hello = Hello(session=self.session, trainer_id=self.number, lane=lane)
-        other.stream.send(Frame(kind=Kind.HELLO, hello=hello))
+        other.stream = self._greeted(listener, lane)
         return other
+
+    def _greeted(self, listener: inprocess.InprocessListener, lane: int) -> Stream:
+        """A stream whose HELLO the server has read: later it would be a sign of life."""
+        stream: Stream = inprocess.connect("127.0.0.1", listener.port, timeout_seconds=DEADLINE)
+        hello = Hello(session=self.session, trainer_id=self.number, lane=lane)
+        stream.send(Frame(kind=Kind.HELLO, hello=hello))
+        stream.send(Frame(kind=Kind.PROBE))
+        received = stream.receive()
+        assert received is not None and received[0].kind == Kind.PROBE, received
+        return stream
 
     def request(self, **changed: object) -> JoinRequest:
         known = {
