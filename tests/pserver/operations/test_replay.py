@@ -101,6 +101,7 @@ def test_a_script_saves_while_its_servers_record(
         script = Script([server], 0, trainers=1, a_sync_configs=configs)
         for _ in range(2):
             script.step()
+        script.optimizer.flush()
         save_load.write(script.job, str(tmp_path / "saved"), None, False)
         for _ in range(2):
             script.step()
