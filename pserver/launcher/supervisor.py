@@ -695,7 +695,9 @@ class Supervisor:
             raise Failed
         answer = EndAnswer(goes_on=True) if preempted else self._ask(process)
         if not preempted and not process.reported_error and self._is_done(answer, alone):
-            self._does_without(process, "had finished when it ended")
+            # servers that have ended with their job tell nothing of its last moments
+            why = "had finished when it ended" if answer.done else "has ended, and the job is done"
+            self._does_without(process, why)
             self._answered.append(process)
             return
         took_part = answer.took_part is not False
@@ -724,8 +726,6 @@ class Supervisor:
             BEGIN_SECONDS + self._words.patience_seconds if process.blameless else TELL_SECONDS
         )
         said = self._await(question, seconds, lambda: self._server_failed)
-        if said is None and self._job_is_done:
-            return EndAnswer(done=True)
         return EndAnswer.of(said or {})
 
     def _await(
@@ -889,7 +889,7 @@ class Supervisor:
         failed = [each for each in self._trainers if each.failed and each not in self.lost]
         if self._job_is_done and all(each.blameless for each in failed) and self._all_ended():
             for each in failed:
-                self._does_without(each, "had finished when it ended")
+                self._does_without(each, "has ended, and the job is done")
                 self._answered.append(each)
             return True
         doubted = self._doubted

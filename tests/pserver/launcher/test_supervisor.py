@@ -184,7 +184,8 @@ def test_one_that_is_killed_when_it_has_finished_ends_nothing(
     answered(watched, monkeypatch, took_part=False, goes_on=False, done=done)
     watched._follow(cast(Any, killed))
 
-    assert lines == ["trainer 1 had finished when it ended"]
+    said = "had finished when it ended" if done else "has ended, and the job is done"
+    assert lines == [f"trainer 1 {said}"]
     assert watched.ended == [] and watched.lost == [killed]
     watched._say_lost()
     assert len(lines) == 1 and watched.policy.left == 1
