@@ -13,6 +13,7 @@ import pytest
 
 from tests.support import flakes
 from tests.support.pages import ROOT
+from tests.support.tiers import RARE
 
 pytestmark = pytest.mark.processes
 
@@ -80,7 +81,7 @@ def test_interrupted():
     tried("interrupted")
     raise KeyboardInterrupt
 """
-WORKERS = ["", "-n 2"]
+WORKERS = [RARE(""), "-n 2"]
 
 
 @pytest.fixture
@@ -136,7 +137,7 @@ def test_what_does_not_pass_alone_fails_the_run(toy: Path, name: str) -> None:
     assert "1 failed, 1 flaky in" in lines[-1]
 
 
-@pytest.mark.parametrize("name", ["sums_are_equal", "marked", "sums"])
+@pytest.mark.parametrize("name", ["sums_are_equal", RARE("marked"), RARE("sums")])
 def test_what_is_exact_is_never_run_again(toy: Path, name: str) -> None:
     """By its name, by its mark, by the statement that failed."""
     status, lines, tried = run(toy, name)
@@ -146,6 +147,7 @@ def test_what_is_exact_is_never_run_again(toy: Path, name: str) -> None:
     assert not (toy / flakes.PAGE).exists()
 
 
+@pytest.mark.long
 def test_the_second_sighting_of_a_name_fails_the_run(toy: Path) -> None:
     """Among the ten newest entries; behind ten others it is forgotten."""
     assert run(toy, "flaky")[0] == 0
@@ -171,6 +173,7 @@ def test_a_run_without_failures_says_nothing(toy: Path) -> None:
     assert not (toy / flakes.PAGE).exists()
 
 
+@pytest.mark.long
 def test_a_crash_an_interrupt_and_a_broken_file_fail_the_run(toy: Path) -> None:
     """None of them is run again."""
     status, lines, tried = run(toy, "of_a_process_that_crashes right", "-n 2")
@@ -183,6 +186,7 @@ def test_a_crash_an_interrupt_and_a_broken_file_fail_the_run(toy: Path) -> None:
         assert run(toy, "right", words)[0] not in (0, 5)
 
 
+@pytest.mark.long
 def test_too_many_failures_are_not_run_again(toy: Path) -> None:
     """So many do not fail by chance."""
     many = "import test_toy\n" + "".join(

@@ -30,6 +30,7 @@ def launched(
     return processes.python(host, *words, SCRIPT, plan.word)
 
 
+@pytest.mark.long  # the rows of test_trainer_faults.py that join stand for it
 def test_a_host_that_comes_later_joins_at_the_slowest_trainers_step(processes: Processes) -> None:
     """By the same command; the job is over when those that have joined are done."""
     port = free_port()

@@ -31,7 +31,8 @@ def test_the_script_goes_on_and_saves(processes: Processes, mode: str, when: str
         launch.said(rf"trainer {trainer} \| left after {AT} of {AT} steps, saved True")
 
 
-@pytest.mark.parametrize("servers", [["--servers", "1"], RARE(["--nccl2"])], ids=["ps", "nccl2"])
+@pytest.mark.long  # the test before, and test_preemption.py, stand for it
+@pytest.mark.parametrize("servers", [["--servers", "1"], ["--nccl2"]], ids=["ps", "nccl2"])
 def test_a_launch_that_is_told_to_end_lets_the_script_save(
     processes: Processes, servers: list[str]
 ) -> None:

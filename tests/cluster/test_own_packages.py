@@ -67,7 +67,7 @@ BESIDE: dict[str, Mapping[str, str]] = {
 }
 
 
-SHORT = {("trainer.py", False, True), ("transpiler.py", True, False), ("both", True, False)}
+SHORT = {("both", True, False)}
 ROWS = [
     pytest.param(*row, marks=() if row in SHORT else pytest.mark.long)
     for row in product(BESIDE, (False, True), (False, True))

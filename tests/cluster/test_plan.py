@@ -65,6 +65,7 @@ fleet.distributed_optimizer(torch.optim.Adagrad(model.parameters()))
 """
 
 
+@pytest.mark.long
 def test_plan_has_the_tables_with_what_a_row_weighs(tmp_path: Path) -> None:
     """The rows, a row's bytes in memory and on the way, and the memory of each server."""
     script = tmp_path / "train.py"

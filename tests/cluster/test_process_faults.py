@@ -281,10 +281,8 @@ def limit(what: str, phase: str, by_launch: bool) -> float:
     "process_faults",
     rows=[
         ("kill -9 of a trainer", "async", "starting"),
-        ("SIGTERM of a trainer", "async", "stepping"),
         ("a short stop of a trainer", "staleness", "finishing"),
         ("kill -9 of a server", "tables", "stepping"),
-        ("SIGTERM of a server", "diloco", "saving"),
         ("a long stop of a server", "mixed", "joining"),
     ],
     what=FAULTS,

@@ -12,7 +12,6 @@ import pytest
 
 from pserver.checkpoint import checkpoint
 from tests.support.processes import Processes
-from tests.support.tiers import RARE
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -140,7 +139,8 @@ def test_a_replay_gives_what_the_servers_held(processes: Processes, mode: str) -
     assert bool(outer) is ("diloco" in mode)
 
 
-@pytest.mark.parametrize("eviction", ["lru", RARE("lfu")])
+@pytest.mark.long  # test_replay.py, and test_restarted_servers.py, stand for it
+@pytest.mark.parametrize("eviction", ["lru", "lfu"])
 def test_a_replay_evicts_the_rows_that_the_servers_evicted(
     processes: Processes, eviction: str
 ) -> None:

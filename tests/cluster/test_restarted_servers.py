@@ -231,7 +231,7 @@ def check_whole(plan: Plan, text: str, servers: int) -> None:
 @pytest.mark.parametrize(
     ("mode", "victim"),
     [
-        ("sync tables", "saving server"),
+        RARE("sync tables", "saving server"),
         RARE("sync tables", "saving trainer"),
         RARE("sync tables", "stepping trainer"),
         RARE("sync tables", "stepping server"),

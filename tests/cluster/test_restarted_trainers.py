@@ -99,21 +99,17 @@ def test_a_trainer_comes_back_to_where_the_others_are(
         assert set(records(text)[-1]["samples"]) == {EPOCHS}, text
 
 
+@pytest.mark.long  # the test before, and tests/trainer/job/test_sample_leases.py, stand for it
 @pytest.mark.parametrize(
     ("mode", "data"),
     [
         ("sync", "shuffled"),
-        *(
-            RARE(mode, data)
-            for mode, data in [
-                ("sync", "queue"),
-                ("sync", "memory"),
-                ("async", "queue"),
-                ("async", "memory"),
-                ("async", "shuffled"),
-                ("sync", "samples"),
-            ]
-        ),
+        ("sync", "queue"),
+        ("sync", "memory"),
+        ("async", "queue"),
+        ("async", "memory"),
+        ("async", "shuffled"),
+        ("sync", "samples"),
     ],
 )
 def test_its_samples_go_to_the_others_where_nobody_comes(

@@ -37,6 +37,7 @@ def opened(process: Started, kinds: tuple[str, ...], trainers: int) -> None:
         assert all(last[each] <= first[each] for each in first), (key, first, last)
 
 
+@pytest.mark.long  # those with servers stand for it
 def test_three_jobs_without_servers_one_after_the_other(processes: Processes) -> None:
     """After those that a script's error, or a refusal, has ended, too."""
     kinds = ("failed", "plain", "refused", "shards")

@@ -45,11 +45,8 @@ SHOWN = 120  # characters of what broke
 # those that show soonest, of each kind: make test takes them
 SOON = [
     "a trainer numbers its calls",
-    "a late process begins where the others are",
     "a lost process does not join again",
     "what a lost trainer had leased is dealt out again",
-    "a save is of one record on every server",
-    "a trainer waits for the slowest one",
 ]
 
 

@@ -6,7 +6,7 @@ from tests.checker.scenario import Scenario
 
 SEEDS = 50
 LARGE = 22  # with large steps; all kinds together are 200 seeds
-WORLDS = 64  # of trainers that come and go: each mode 8 times, by turns over OFTEN
+WORLDS = 24  # of trainers that come and go: each mode 3 times, by turns over OFTEN
 # by turns of eight worlds, which have all modes: the other two take twice as long
 OFTEN = ("tcp", "inprocess", "tcp", "shm", "inprocess", "tcp", "grpc", "inprocess")
 

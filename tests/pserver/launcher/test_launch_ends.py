@@ -73,6 +73,7 @@ sys.exit("pserver.errors.JobFailed: trainer 1 ended the job: RuntimeError: no su
 """
 
 
+@pytest.mark.long  # test_supervisor.py stands for it
 def test_the_cause_comes_first_with_its_traceback(run: type[Run]) -> None:
     """Whoever ended first: then one line for each process that was told of it."""
     status, _, err = run(TOLD, server="").end()
@@ -90,6 +91,7 @@ def test_the_cause_comes_first_with_its_traceback(run: type[Run]) -> None:
     assert err.count("Traceback") == 2 and "the stream of trainer 1 broke" not in err
 
 
+@pytest.mark.long  # test_supervisor.py stands for it
 def test_a_suspended_process_has_its_line(
     run: type[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,11 +130,13 @@ def test_a_server_that_stays_after_the_job_is_asked_to_end(run: type[Run]) -> No
     assert gone(int(re.findall(r"pid (\d+)", (one.logs / "server-0.log").read_text())[0]))
 
 
+@pytest.mark.long  # test_supervisor.py stands for it
 def test_the_status_is_the_scripts_own(run: type[Run]) -> None:
     """sys.exit(7) in a trainer makes launch end with 7."""
     assert run("import sys; sys.exit(7)", trainers="1").end()[0] == 7
 
 
+@pytest.mark.long  # test_supervisor.py stands for it
 def test_a_server_killed_with_9_stops_the_rest_within_seconds(run: type[Run]) -> None:
     """Status 128 + 9, whatever the others then say about it; and nobody is left."""
     victim = "server-0.log"
@@ -150,6 +154,7 @@ def test_a_server_killed_with_9_stops_the_rest_within_seconds(run: type[Run]) ->
     assert gone(*pids.values())
 
 
+@pytest.mark.long  # test_supervisor.py stands for it
 def test_a_server_that_never_gets_ready_fails_the_launch(run: type[Run]) -> None:
     """A server that ends before its readiness line (a port in use) is reported; no trainer
     starts.
@@ -178,6 +183,7 @@ def test_a_signal_is_passed_on(run: type[Run], number: int, expected: int) -> No
     assert status == expected and out.count("left in order") == 2
 
 
+@pytest.mark.long  # test_supervisor.py stands for it
 def test_a_second_signal_kills(run: type[Run]) -> None:
     """Who ignores the first Ctrl-C does not survive the second."""
     one = run("import signal\nsignal.signal(2, signal.SIG_IGN)\n" + HANG, trainers="1")
@@ -203,6 +209,7 @@ while True:
 """
 
 
+@pytest.mark.long  # test_supervisor.py stands for it
 def test_a_signal_while_a_job_fails_ends_it(run: type[Run]) -> None:
     """It is not started again; the status is the failed trainer's."""
     status, out, err = run(FAILS, max_restarts="2", server="").end()
