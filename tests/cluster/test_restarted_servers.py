@@ -66,6 +66,12 @@ def dying(processes: Processes, victim: str) -> dict[str, str]:
     return {"PYTHONPATH": found, "DIES": victim}
 
 
+def last_record(path: Path) -> str:
+    """The last record of the job's log that a checkpoint has."""
+    meta = json.loads((path / "checkpoint.json").read_text())["meta"]
+    return str(max(each["record"] for each in meta["log"]["servers"]))
+
+
 def check(text: str, servers: int, victim: int, mode: str, restarts: int = 1) -> list[int]:
     """Both trainers go on; every sample was in one step; what a server holds are all steps, but for
     those that it has said to be lost.
@@ -130,17 +136,20 @@ def test_only_what_the_server_had_not_saved_is_lost(
         awaited = rf"trainer {trainer} *\| waits for server {victim} at .*, which does not"
         assert re.search(awaited, text), text
     assert len(re.findall(f"server {victim} at .* has come back: joined it again", text)) == 2
-    whole = run(processes, "whole", "replay", "log", "--to", "whole")
+    end = (
+        "--until",
+        last_record(processes.path / "end"),
+    )  # geo exchanges its last window behind it
+    whole = run(processes, "whole", "replay", "log", *end, "--to", "whole")
     assert f"server {victim} was lost after record" in "\n".join(whole)
     loss = re.search(rf"from (\S+)/server-{victim}: ", text)
     assert loss is not None
-    run(processes, "later", "replay", "log", "--from", loss[1], "--to", "later")
+    run(processes, "later", "replay", "log", *end, "--from", loss[1], "--to", "later")
     check_same(processes.path / "end", processes.path / "whole")
     check_same(processes.path / "end", processes.path / "later")
     if where == "stepping":
-        meta = json.loads((processes.path / "before" / "checkpoint.json").read_text())["meta"]
-        last = max(each["record"] for each in meta["log"]["servers"])
-        run(processes, "until", "replay", "log", "--until", str(last), "--to", "until")
+        last = last_record(processes.path / "before")
+        run(processes, "until", "replay", "log", "--until", last, "--to", "until")
         check_same(processes.path / "before", processes.path / "until")
 
 
