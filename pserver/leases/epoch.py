@@ -913,16 +913,18 @@ class EpochLeases:
         return made
 
 
-def begun_again(leases: EpochLeases) -> EpochLeases:
+def begun_again(leases: EpochLeases, trainers: int) -> EpochLeases:
     """The leases for trainers that all start again: nothing is leased, and all have equally many
-    batches left.  Where one was gone, these numbers differ, and what is left is divided anew.
+    batches left.  Where one was gone, these numbers differ, or it has none, and what is left is
+    divided anew.
     """
     leases.read = True
     leases._idle.clear()
     for trainer in list(leases._leased):
         leases.take_back(trainer)
     known = leases._segments is None or leases._segments.known
-    left = {leases._batches_of(trainer) for trainer in leases._own}
+    dealt = {*leases._own, *range(trainers)} if leases._own else ()
+    left = {leases._batches_of(trainer) for trainer in dealt}
     if known and not leases.epoch.uneven and len(left) > 1:
         for own in leases._own.values():
             leases._give_up(own, own.size)

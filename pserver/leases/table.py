@@ -318,7 +318,7 @@ class LeaseTable:
             account = Account(samples, decided, skipped, left_out, True, 0, back, unit)
             made._closed[number] = account
         for each in plain["epochs"]:
-            leases = begun_again(EpochLeases.of(each))
+            leases = begun_again(EpochLeases.of(each), trainers)
             made._epochs[leases.epoch.number] = leases
         made._close()
         return made

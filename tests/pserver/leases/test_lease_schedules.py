@@ -563,3 +563,27 @@ def test_schedules_find_an_epoch_that_deals_wrongly(
     monkeypatch.setattr("pserver.leases.table.EpochLeases", leases)
 
     fail(Leases)
+
+
+def test_a_trainer_that_was_given_up_has_a_part_when_the_job_begins_again() -> None:
+    """Otherwise the others' steps wait for it, and it waits for the end of the pass."""
+    job = Leases()
+    job.begins(
+        kind="samples, sync",
+        trainers=1,
+        batch=1,
+        size=12,
+        files=[0],
+        every=1,
+        drop_last=False,
+        return_at_last=False,
+        catches_up=False,
+    )
+    job.a_trainer_asks(lost=False, most=1, nth=0)
+    job.the_job_is_saved()
+    job.the_job_begins_again(batch=1, trainers=2)
+    job.a_trainer_is_lost(kept=False, nth=0)
+    job.a_trainer_asks(lost=False, most=1, nth=0)
+    job.the_job_is_saved()
+    job.the_job_begins_again(batch=1, trainers=2)
+    job.teardown()
