@@ -18,8 +18,8 @@ from tests.support.stories import OFTEN, WORLDS
 def test_every_law_holds_whatever_befalls_a_job(tmp_path: Path) -> None:
     """And these trials have had every mode, every transport, and all that can befall a job."""
     record = tmp_path / "history.jsonl"
-    turns = [OFTEN[seed // len(MODES) % len(OFTEN)] for seed in range(WORLDS)]
-    trials = [numbered(s, "world", transport=each) for s, each in enumerate(turns)]
+    turns = {seed: OFTEN[seed // len(MODES) % len(OFTEN)] for seed in WORLDS}
+    trials = [numbered(s, "world", transport=each) for s, each in turns.items()]
     results = check(trials, record)
 
     failed = [f"seed {each.seed}: {each.failure}" for each in results if each.failure]
