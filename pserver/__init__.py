@@ -427,6 +427,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from pserver import own_packages as _own_packages
@@ -631,7 +632,8 @@ def __getattr__(name: str) -> object:
         transpiler = _own_packages.own("transpiler")
         home = transpiler if name in transpiler.__all__ else _own_packages.own("trainer")
         return getattr(home, name)
-    if name.startswith("_"):
+    # ``from pserver import config`` asks here first, and then imports the file
+    if name.startswith("_") or find_spec(f"{__name__}.{name}") is not None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     raise _own_packages.own("transpiler.names.names").missing(__name__, name, __all__)
 

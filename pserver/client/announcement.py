@@ -8,21 +8,20 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
+from pserver import timeouts
 from pserver.control.control_client import ControlClient
 from pserver.errors import Draining, PServerError
 from pserver.running_clock import RUNNING
 from pserver.security.access import OPEN, Access
+from pserver.timeouts import Timeouts
 from pserver.wire_pb2 import AnnounceRequest
-
-FIRST_SECONDS = 1.0  # between two announcements, until a server has given its heartbeat timeout
-CALL_SECONDS = 1.0
 
 
 class Announcement:
     """Announces trainer N to every server, as often as a heartbeat, in one thread for each server.
 
     A server that is not up yet is asked again.  A second end has no effect.  Making one waits until
-    each server has been asked once, for a second at most: from then on every server that was up
+    each server has been asked once, for two seconds at most: from then on every server that was up
     knows.
 
     Args:
@@ -60,7 +59,7 @@ class Announcement:
         for thread in self._threads:
             thread.daemon = True
             thread.start()
-        end = RUNNING() + CALL_SECONDS
+        end = RUNNING() + timeouts.WATCH_SECONDS
         for once in asked:
             once.wait(max(0.0, end - RUNNING()))
 
@@ -78,7 +77,7 @@ class Announcement:
         self._said.append(word)
         self._ended.set()
         for thread in self._threads:
-            thread.join(3 * CALL_SECONDS)
+            thread.join(3 * timeouts.WATCH_SECONDS)
 
     def _announce_ticking(self, index: int, endpoint: str, asked: threading.Event) -> None:
         with RUNNING.ticking():  # what a trainer waits for before it has joined
@@ -86,21 +85,21 @@ class Announcement:
 
     def _announce(self, index: int, endpoint: str, asked: threading.Event) -> None:
         name = f"server {index} at {endpoint}"
-        control = ControlClient(endpoint, CALL_SECONDS, name, self._access)
+        control = ControlClient(endpoint, timeouts.WATCH_SECONDS, name, self._access)
         request = AnnounceRequest(trainer_id=self._trainer_id, incarnation=self.incarnation)
-        interval, reached = FIRST_SECONDS, False
+        interval, reached = Timeouts().beat, False
         try:
             while not self._ended.is_set():
                 try:
-                    timeout = control.announce(request).heartbeat_timeout_seconds
-                    interval, reached = min(1.0, timeout / 5), True
+                    reply = control.announce(request)
+                    interval, reached = Timeouts(reply.heartbeat_timeout_seconds).beat, True
                 except Draining as error:
                     self.failure = self.failure or error
                     return
                 except (PServerError, OSError):
                     pass  # it is not up yet, or this system lacks something
                 asked.set()
-                self._ended.wait(interval if reached else min(interval, FIRST_SECONDS / 5))
+                self._ended.wait(interval if reached else interval / 5)
             word = self._said[-1]
             with suppress(PServerError, OSError):
                 if word.failure and not reached:  # it ended sooner than it was heard

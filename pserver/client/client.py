@@ -61,6 +61,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+from pserver import timeouts
 from pserver.client.channel import Channel
 from pserver.client.replies import Absences, Admission, Gathered, PutOff, TableStatus, log_place_of
 from pserver.client.stream import Destination
@@ -85,6 +86,7 @@ from pserver.running_clock import RUNNING
 from pserver.security.access import OPEN, Access
 from pserver.side_business import SideBusiness
 from pserver.telemetry.trace import Estimate, Recording, parts_of, whole
+from pserver.timeouts import Timeouts
 from pserver.transport.memory import ByteCounters
 from pserver.transport.registry import TRANSPORTS, suited
 from pserver.transport.stream import SequencedStream, Stream, greet
@@ -256,7 +258,7 @@ def _messages(ranges: Iterable[EpochRange]) -> list[LeaseRange]:
 # A trainer's calls to server 0 about where the job's script is.
 
 
-ASK_SECONDS = 20.0  # a script that does not come to its next batch or step can say nothing
+REPORT_SECONDS = 20.0  # a script that does not come to its next batch or step can say nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,13 +301,14 @@ class PositionCalls:
         """
         number = 0
         what = f"waiting for {who()} to report its position"
-        for _ in poll(log, lambda: what, ASK_SECONDS):
+        for _ in poll(log, lambda: what, REPORT_SECONDS):
             reply = self._call(PositionRequest(number=number))
             if reply.ready:
                 return PositionAnswer(reply.position, reply.problem)
             number = reply.number
             self._check()
-        return PositionAnswer("", f"{who()} has not reported its position within {ASK_SECONDS:g} s")
+        why = f"{who()} has not reported its position within {REPORT_SECONDS:g} s"
+        return PositionAnswer("", why)
 
     def answer(self, number: int, told: PositionAnswer, step: int) -> bool:
         """Answers a question.
@@ -431,22 +434,22 @@ class ServerReturn:
         self._server, self.seconds, self.count = server, 0.0, 0
         self._said = False
 
-    def awaits(self, error: PServerError, silence: float, timeout: float) -> bool:
+    def awaits(self, error: PServerError, silence: float, limits: Timeouts) -> bool:
         """Whether a server that has not answered a heartbeat is awaited; logs once that it is.
 
         Args:
             error: what the heartbeat has ended with.
             silence: seconds since the last answer.
-            timeout: the heartbeat timeout.
+            limits: of the job.
         """
         silent = isinstance(error, Unreachable | TimedOut)
-        if not (self.seconds and silent and silence <= timeout + self.seconds):
+        if not (self.seconds and silent and silence <= limits.lost + self.seconds):
             return False
-        if not self._said and silence > timeout / 10:
+        if not self._said and silence > limits.notice:
             self._said = True
             log.warning(
                 "waits for %s, which does not answer, for up to %g s: %s",
-                *(self._server, timeout + self.seconds, error),
+                *(self._server, limits.lost + self.seconds, error),
             )
         return True
 
@@ -463,7 +466,6 @@ class ServerReturn:
 
 
 ROUNDS = 8  # of questions for the clock, at either end of a trace
-CALL_SECONDS = 5.0
 
 
 class TraceCalls:
@@ -563,7 +565,7 @@ class TraceCalls:
             parts=parts,
             part=part,
         )
-        return self._control.trace(request, CALL_SECONDS)
+        return self._control.trace(request, timeouts.CALL_SECONDS)
 
 
 # ---- report ----
@@ -688,10 +690,7 @@ def install_requests(session: str, program: Program) -> Iterator[InstallRequest]
 
 
 PROTOCOL = 1
-CONNECT_TRIES = 4  # that a heartbeat timeout has room for
 POLL_SECONDS = 0.1  # between two questions whether a server takes this trainer
-BEAT_SECONDS = 1.0  # from one heartbeat to the next, at most; five of them in a heartbeat timeout
-LAST_BEAT_SECONDS = 0.1  # what a heartbeat at the end of the timeout still has
 
 Answer = TypeVar("Answer")
 
@@ -773,7 +772,7 @@ class Client:
         self.meanwhile: Callable[[], None] = lambda: None
         self._identity = identity
         self._transports = suited(identity.transports, split_endpoint(endpoint)[0])
-        self._heartbeat_timeout = heartbeat_timeout_seconds
+        self._timeouts = Timeouts(heartbeat_timeout_seconds)
         self._start_timeout = start_timeout_seconds
         self._destinations = destinations
         self._table_destination = table_destination
@@ -814,8 +813,8 @@ class Client:
         self._control.wait_ready(self._start_timeout, lambda: self.meanwhile())
         self._reply = self._ask_to_join(self.meanwhile)
         self.transport = self._reply.transport
-        timeout = self._reply.heartbeat_timeout_seconds or self._heartbeat_timeout
-        self._heartbeat_timeout = timeout
+        timeout = self._reply.heartbeat_timeout_seconds or self._timeouts.lost
+        self._timeouts = Timeouts(timeout)
         if self._reply.awaits_servers and self._program is not None:
             self._return.seconds = self._start_timeout
         self._answered = time.monotonic()
@@ -834,7 +833,7 @@ class Client:
     @property
     def heartbeat_timeout_seconds(self) -> float:
         """The server's own, from :meth:`join` on."""
-        return self._heartbeat_timeout
+        return self._timeouts.lost
 
     @property
     def left(self) -> bool:
@@ -855,7 +854,7 @@ class Client:
         hello = Hello(session=session, trainer_id=own, lane=lane, stream=number, tables=tables)
         # it has broken already: the channel's inbox sees that, and opens another
         with suppress(Unreachable):
-            greet(stream, hello, self._access, self.endpoint, self._heartbeat_timeout / 4)
+            greet(stream, hello, self._access, self.endpoint, self._timeouts.connection)
         return stream
 
     def _connect(self) -> Stream:
@@ -863,7 +862,7 @@ class Client:
         return TRANSPORTS[self.transport].connect(
             host,
             self._reply.data_port,
-            timeout_seconds=self._heartbeat_timeout / CONNECT_TRIES,
+            timeout_seconds=self._timeouts.connection,
             keys=self._access.keys,
         )
 
@@ -873,7 +872,7 @@ class Client:
         """
         text = f"waiting for {self} to open a stream over {self.transport}"
         broken = Unreachable(f"{self}: no stream over {self.transport}")
-        seconds = self._heartbeat_timeout + self._return.seconds
+        seconds = self._timeouts.lost + self._return.seconds
         for _ in poll(log, lambda: text, seconds, POLL_SECONDS):
             try:
                 return self._connect()
@@ -1086,7 +1085,7 @@ class Client:
         """Leaves a server.  An awaited server that is unreachable when this trainer is preempted
         would wait for it for the heartbeat timeout: so this trainer waits as long for that server.
         """
-        end = RUNNING() + self._heartbeat_timeout
+        end = RUNNING() + self._timeouts.lost
 
         def check_time() -> None:
             if RUNNING() > end:
@@ -1228,14 +1227,15 @@ class Client:
             self._beat_until_closed()
 
     def _beat_until_closed(self) -> None:
-        interval = min(BEAT_SECONDS, self._heartbeat_timeout / 5)
+        interval = self._timeouts.beat
         begun, answered = time.monotonic(), RUNNING()
         unanswered = 0
         reporting = SideBusiness("what a heartbeat says and hears")
         while not self._closing.wait(max(begun + interval - time.monotonic(), 0.0)):
             begun = time.monotonic()
-            left = max(self._heartbeat_timeout - (RUNNING() - answered), LAST_BEAT_SECONDS)
-            seconds = min(self._heartbeat_timeout / 5 * 2**unanswered, left)
+            left = self._timeouts.lost - (RUNNING() - answered)
+            left = max(left, timeouts.LAST_BEAT_SECONDS)
+            seconds = min(self._timeouts.answer * 2**unanswered, left)
             session, streams = self._reply.session, self.every_channel
             said = reporting.do(self.reported) or Report()
             request = heartbeat(session, self.activity, said, self.index, streams)
@@ -1293,7 +1293,7 @@ class Client:
         if known and self._lost_while_away(error):
             return False  # lost itself: the servers may have ended without it
         if known or not self._return.seconds:
-            return self._return.awaits(error, silence, self._heartbeat_timeout)
+            return self._return.awaits(error, silence, self._timeouts)
         try:
             reply = self._ask_to_join(self._check_open)
             if reply.install:
@@ -1322,14 +1322,14 @@ class Client:
         channels then.
         """
         away = self._lost_while_away(error)
-        if away and (isinstance(error, Refused) or silence > self._heartbeat_timeout):
+        if away and (isinstance(error, Refused) or silence > self._timeouts.lost):
             self._fail(away)
         elif isinstance(error, Refused):  # it answers, and has no such trainer
             self._fail(ServerLost(f"{self} does not know this trainer any more: {error}"))
-        elif silence <= self._heartbeat_timeout:
+        elif silence <= self._timeouts.lost:
             return False
         else:
-            limit = f"heartbeat timeout {self._heartbeat_timeout:g} s"
+            limit = f"heartbeat timeout {self._timeouts.lost:g} s"
             text = f"{self} has not answered for {silence:.1f} s ({limit}): {error}"
             self._fail(ServerLost(text))
         self._control.close()  # and with it every call that waits for the server
@@ -1345,7 +1345,7 @@ class Client:
         Args:
             error: the server's present answer, or that it gives none.
         """
-        seconds, timeout = RUNNING.away_since(self._answered), self._heartbeat_timeout
+        seconds, timeout = RUNNING.away_since(self._answered), self._timeouts.lost
         answers = isinstance(error, UnknownSession)
         silence = time.monotonic() - self._answered if answers else seconds
         if not seconds or silence <= timeout:

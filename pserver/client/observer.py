@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 
+from pserver import timeouts
 from pserver.client.channel import Channel, Hparams
 from pserver.client.replies import log_place_of
 from pserver.config import split_endpoint
 from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError
 from pserver.security.access import OPEN, Access
+from pserver.timeouts import Timeouts
 from pserver.transport.memory import ByteCounters
 from pserver.transport.registry import TRANSPORTS, suited
 from pserver.transport.stream import SequencedStream, Stream, greet
@@ -24,7 +26,6 @@ from transpiler.formats.messages import hparams_from_proto
 from transpiler.program import Program
 
 PREFERRED = ("shm", "tcp", "grpc")
-CALL_SECONDS = 10.0
 PAUSE_SECONDS = 600.0  # for the steps that run, and for another observer's pause
 SCAN_ROWS = 65536
 
@@ -75,7 +76,7 @@ class Observer:
     def __init__(self, endpoint: str, access: Access = OPEN) -> None:
         self.endpoint = endpoint
         self._access = access
-        self._control = ControlClient(endpoint, CALL_SECONDS, access=access)
+        self._control = ControlClient(endpoint, timeouts.CALL_SECONDS, access=access)
         self._pausing = False
         self._lock = threading.Lock()  # one Observe call at a time
         self._ended = threading.Event()
@@ -91,8 +92,7 @@ class Observer:
         except BaseException:
             self._control.close()
             raise
-        interval = min(1.0, timeout / 5)
-        threading.Thread(target=self._beat, args=(interval,), daemon=True).start()
+        threading.Thread(target=self._beat, args=(Timeouts(timeout).beat,), daemon=True).start()
 
     def pause(self, pausing: bool) -> None:
         """Pauses the job's steps, or ends the pause; asks for the job's progress."""
@@ -139,7 +139,7 @@ class Observer:
         )
         numbered = SequencedStream(stream, ByteCounters())
         hello = Hello(session=self._reply.session, stream=number)
-        greet(numbered, hello, self._access, self.endpoint, timeout / 4)
+        greet(numbered, hello, self._access, self.endpoint, Timeouts(timeout).connection)
         return numbered
 
     def _destination(self, name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:

@@ -43,6 +43,7 @@ from typing import Any
 
 import torch
 
+from pserver import timeouts
 from pserver.client.replies import MissedValues, Reply
 from pserver.errors import (
     CorruptFrame,
@@ -55,6 +56,7 @@ from pserver.errors import (
     from_wire,
 )
 from pserver.running_clock import RUNNING
+from pserver.timeouts import Timeouts
 from pserver.transport import frames
 from pserver.transport.stream import MISSED, Buffer, Stream
 from pserver.wire_pb2 import Done, Failure, Frame, Kind, Part
@@ -162,9 +164,6 @@ class StreamSilence:
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.2  # between two tries to open a stream again
-# from a request's last frame to the first PROBE; each further one takes twice as long, up to
-PROBE_SECONDS = 1.0
-MAX_PROBE_SECONDS = 16.0
 MAX_CORRUPT = 5  # streams of one request
 DIRECT_BYTES = frames.EAGER_BYTES
 
@@ -213,8 +212,8 @@ class RetryingStream:
         self._opened = 1  # streams that were tried
         self._missed = MissedValues()
         self._corrupt = 0  # streams of this request that brought bytes that are no frame
-        self._probe_seconds = PROBE_SECONDS  # until the next PROBE
-        self._silence = StreamSilence(max(timeout_seconds / 4, 2 * PROBE_SECONDS))
+        self._probe_seconds = timeouts.PROBE_SECONDS  # until the next PROBE
+        self._silence = StreamSilence(Timeouts(timeout_seconds).stream)
         self._lock = threading.Lock()  # guards the seven below; nothing blocks under it
         self._leaving = 0  # frames that are queued or being sent
         self._stream = open_stream(self._opened)
@@ -240,7 +239,7 @@ class RetryingStream:
             The server's reply, or the failure that came instead.
         """
         self._packer = frames.Packer(shared_bytes=frames.EAGER_BYTES)
-        self._probe_seconds = PROBE_SECONDS
+        self._probe_seconds = timeouts.PROBE_SECONDS
         with self._lock:
             self._requests += 1
             self._request, self._awaited = [], PendingReply()
@@ -387,11 +386,12 @@ class RetryingStream:
             except queue.Empty:
                 with self._lock:
                     if self._request and not self._awaited.reply.done():
-                        self._probe_seconds = min(2 * self._probe_seconds, MAX_PROBE_SECONDS)
+                        most = timeouts.MOST_PROBE_SECONDS
+                        self._probe_seconds = min(2 * self._probe_seconds, most)
                         self._leaving += 1
                         return self._number, (Frame(kind=Kind.PROBE), ())
             else:
-                self._probe_seconds = PROBE_SECONDS
+                self._probe_seconds = timeouts.PROBE_SECONDS
                 return item
 
     def _inbox(self) -> None:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pserver import timeouts
 from pserver import wire_pb2 as wire
 from pserver.errors import Refused
 from pserver.job.averaged_steps import AveragedSteps
@@ -33,7 +34,6 @@ from pserver.membership.members import (
 )
 from pserver.membership.waits import WaitKind
 
-WAIT_SECONDS = 1.0  # the longest that a call waits
 # saves whose names are kept; at the barrier of an earlier one a trainer waits in vain once more
 MOST_PUT_OFF = 256
 MOST_NAMES = 2**16  # of barriers, and of topics
@@ -93,7 +93,8 @@ class Barriers:
         if request.past:
             texts = self.past(member, request.name, request.text)
         else:
-            texts = self.meet(member, request.name, WAIT_SECONDS, request.text, request.apart)
+            seconds = timeouts.LONG_POLL_SECONDS
+            texts = self.meet(member, request.name, seconds, request.text, request.apart)
         with self._job.condition:
             said, why = roll(self._members), self._put_off.get(request.name, "")
         return wire.BarrierReply(passed=texts is not None, texts=texts, roll=said, put_off=why)

@@ -25,6 +25,7 @@ from typing import NoReturn
 
 from google.protobuf.message import DecodeError
 
+from pserver import timeouts
 from pserver import wire_pb2 as wire
 from pserver.checkpoint import manifest
 from pserver.config import ServerConfig, split_endpoint
@@ -87,6 +88,7 @@ from pserver.running_clock import RUNNING
 from pserver.storage.place import place_at
 from pserver.telemetry.memory import resident_bytes
 from pserver.telemetry.trace import now
+from pserver.timeouts import Timeouts
 from pserver.transport.memory import ByteCounters
 from pserver.undone import or_undone
 from transpiler.files.files import shown
@@ -98,7 +100,6 @@ from transpiler.program_pb2 import Program as ProgramMessage
 log = logging.getLogger(__name__)
 
 ANNOUNCED_FOR_EACH = 4  # processes of each number: those that have ended unseen, too
-FINISH_SECONDS = 1.0  # the longest that Finish waits
 SAVE = "save"  # the kind of such calls in the job's log
 
 
@@ -802,7 +803,7 @@ class Job:
             if self.program is not None and self.failure is None:
                 self.program.decisions.tick(now, self.config.start_timeout_seconds)
                 if self.program.decisions.decides:
-                    self.program.rings.tick(timeout)
+                    self.program.rings.tick(Timeouts(timeout))
             if self._members.by_trainer:
                 self._close_if_over()
         if self.links is not None:  # not under the job's lock
@@ -1262,7 +1263,7 @@ class Job:
             member.finished = True
             self._fewer_awaited()
             self.lifecycle.wake_all()
-            end = time.monotonic() + (FINISH_SECONDS if request.wait else 0.0)
+            end = time.monotonic() + (timeouts.LONG_POLL_SECONDS if request.wait else 0.0)
             waits = members.waits.held(
                 member.trainer, WaitKind.END, "the job's end", members.unfinished
             )

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
+from pserver import timeouts
 from pserver import wire_pb2 as wire
 from pserver.job.averaged_steps import AveragedSteps, Averages
 from pserver.job.kept_texts import KeptTexts
@@ -34,8 +35,6 @@ from pserver.membership.members import (
     wait_until_done,
 )
 from pserver.membership.waits import WaitKind
-
-WAIT_SECONDS = 1.0  # the longest that a call waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +114,7 @@ class MeetingRounds:
                 self._texts.add(member.trainer, "a gathering", request.text)
                 self._arrived[member.session] = arrival
                 self._job.condition.notify_all()
-                end = time.monotonic() + WAIT_SECONDS
+                end = time.monotonic() + timeouts.LONG_POLL_SECONDS
 
                 def done() -> bool:
                     self._close_if_all()

@@ -9,6 +9,7 @@ from pserver.job.barriers import Barriers
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.members import Membership
 from pserver.membership.waits import in_words, saves_of
+from pserver.timeouts import Timeouts
 
 
 class Rings:
@@ -23,16 +24,16 @@ class Rings:
     def __init__(self, members: Membership, job: Lifecycle, barriers: Barriers) -> None:
         self._members, self._job, self._barriers = members, job, barriers
 
-    def tick(self, timeout: float) -> None:
+    def tick(self, limits: Timeouts) -> None:
         """Looks for a ring, and breaks one that has stood for long enough.  The server's clock
         calls it a few times a second.
 
         Args:
-            timeout: the heartbeat timeout: a ring of what scripts have asked for is broken within
-                it.
+            limits: of the job: a ring of what scripts have asked for is broken within the
+                heartbeat timeout.
         """
         self.look()
-        ring = self._members.waits.ring(timeout / 2)
+        ring = self._members.waits.ring(limits.ring)
         if not ring:
             return
         said = in_words(ring)

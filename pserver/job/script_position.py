@@ -18,13 +18,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from pserver import timeouts
 from pserver import wire_pb2 as wire
 from pserver.errors import Refused
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.members import Member, Membership
 from pserver.membership.waits import WaitKind
 
-WAIT_SECONDS = 1.0  # the longest that a question waits
 MOST = 2**20  # characters of a position
 
 
@@ -74,7 +74,7 @@ class PositionQuestions:
             if self._asked == self._answered:
                 self._asked += 1
             number = self._asked
-        end = time.monotonic() + WAIT_SECONDS
+        end = time.monotonic() + timeouts.LONG_POLL_SECONDS
 
         def missing() -> list[int]:
             return [] if (first := self._who_knows()) is None else [first]

@@ -43,6 +43,7 @@ from pserver.polling import poll
 from pserver.running_clock import RUNNING
 from pserver.security.access import Access
 from pserver.side_business import SideBusiness
+from pserver.timeouts import Timeouts
 from pserver.transport.registry import TRANSPORTS, suited
 from pserver.transport.stream import SequencedStream, greet
 from pserver.wire_pb2 import FollowReply, FollowRequest, Frame, Hello, Kind
@@ -52,7 +53,6 @@ log = logging.getLogger(__name__)
 PREFERRED = ("shm", "tcp", "grpc")
 RETRY_SECONDS = 0.1  # between two tries to open a stream again
 POLL_SECONDS = 0.1  # between two questions whether the coordinator is ready
-BEAT_SECONDS = 0.5  # from one PROBE to the next, at most; eight of them in a heartbeat timeout
 GOODBYE_SECONDS = 1.0  # for the coordinator to hear the last messages
 MOST_GARBLED = 5  # streams in a row that brought bytes which are no frame
 
@@ -108,7 +108,8 @@ class FollowerLink:
         self.transport, self.reconnects = "", 0
         self._endpoint, self._access, self._lost = endpoint, access, lost
         self._name = f"the coordinator at {endpoint}"
-        self._timeout, self._start_timeout = heartbeat_timeout_seconds, start_timeout_seconds
+        self._timeouts = Timeouts(heartbeat_timeout_seconds)
+        self._start_timeout = start_timeout_seconds
         self._request = FollowRequest(
             server_index=server_index,
             fingerprint=fingerprint,
@@ -177,7 +178,8 @@ class FollowerLink:
         try:
             self._reply = self._ask()
             self.transport = self._reply.transport
-            self._timeout = self._reply.heartbeat_timeout_seconds or self._timeout
+            timeout = self._reply.heartbeat_timeout_seconds or self._timeouts.lost
+            self._timeouts = Timeouts(timeout)
             self._end.last_heard = RUNNING()
             self._threads[1].start()
             while not self._over.is_set():
@@ -190,7 +192,7 @@ class FollowerLink:
 
     def _ask(self) -> FollowReply:
         """Asks the coordinator until it has begun this job; returns its answer."""
-        control = ControlClient(self._endpoint, self._timeout, self._name, self._access)
+        control = ControlClient(self._endpoint, self._timeouts.lost, self._name, self._access)
         try:
             control.wait_ready(self._start_timeout, self._check_open)
             text = f"waiting for {self._name} to begin the job"
@@ -234,7 +236,7 @@ class FollowerLink:
         Raises:
             ServerLost: one has.
         """
-        control = ControlClient(self._endpoint, BEAT_SECONDS, self._name, self._access)
+        control = ControlClient(self._endpoint, self._timeouts.link_beat, self._name, self._access)
         try:
             reply = control.follow(self._request)
         except (Unreachable, TimedOut):
@@ -251,7 +253,7 @@ class FollowerLink:
             TRANSPORTS[self.transport].connect(
                 host,
                 self._reply.data_port,
-                timeout_seconds=self._timeout / 4,
+                timeout_seconds=self._timeouts.connection,
                 keys=self._access.keys,
             )
         )
@@ -262,7 +264,7 @@ class FollowerLink:
             server_index=self._request.server_index,
             fingerprint=self._request.fingerprint,
         )
-        greet(stream, hello, self._access, self._endpoint, self._timeout / 4)
+        greet(stream, hello, self._access, self._endpoint, self._timeouts.connection)
         self._opened_at = RUNNING()
         try:
             self._end.attach(stream, self._opened)
@@ -295,10 +297,9 @@ class FollowerLink:
     # ---- the other thread ----
 
     def _beat(self) -> None:
-        beat = min(BEAT_SECONDS, self._timeout / 8)
         with RUNNING.ticking():
             looking = SideBusiness(f"the link to {self._name}")
-            while not self._over.wait(beat):
+            while not self._over.wait(self._timeouts.link_beat):
                 looking.do(self._look)
         if self._end.wait_heard(GOODBYE_SECONDS):  # closed: after a loss nothing is open
             self._end.say_bye()
@@ -308,9 +309,9 @@ class FollowerLink:
     def _look(self) -> None:
         """Loses a silent coordinator; before that it has a stream opened again."""
         now, heard = RUNNING(), self._end.last_heard
-        if now - heard > self._timeout:
-            self._lose(ServerLost(f"{self._name} has not been heard for {self._timeout:g} s"))
-        elif now - max(heard, self._opened_at) > self._timeout / 4:
+        if now - heard > self._timeouts.lost:
+            self._lose(ServerLost(f"{self._name} has not been heard for {self._timeouts.lost:g} s"))
+        elif now - max(heard, self._opened_at) > self._timeouts.connection:
             if heard != self._warned:  # once in a silence
                 log.warning("%s: nothing has arrived for %.1f s", self._name, now - heard)
             self._warned = heard

@@ -17,13 +17,12 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
+from pserver import timeouts
 from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError, TimedOut, Unreachable
 from pserver.polling import poll
 from pserver.security.access import Access
 from pserver.wire_pb2 import StatusReply
-
-CALL_SECONDS = 3.0
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ def wait_for_places(access: Access, endpoint: str, least: int, seconds: float) -
     Raises:
         PServerError: the server cannot be reached, or refuses.
     """
-    control = ControlClient(endpoint, CALL_SECONDS, access=access)
+    control = ControlClient(endpoint, timeouts.CALL_SECONDS, access=access)
     try:
         control.wait_ready(seconds)
         for _ in poll(log, lambda: f"{endpoint} has no job that serves", seconds, 0.25):

@@ -30,13 +30,13 @@ import sys
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 
+from pserver import timeouts
 from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError
 from pserver.polling import poll
 from pserver.security.access import Access
 from pserver.wire_pb2 import AnnounceRequest, StatusReply
 
-CALL_SECONDS = 1.0
 PAUSE_SECONDS = 0.2  # between two rounds of questions
 ASK, UNREPLACED = "--ask", "--unreplaced"
 
@@ -54,7 +54,7 @@ def report_ends(
         unreplaced: they will not be started again.
     """
     for endpoint in endpoints:
-        control = ControlClient(endpoint, CALL_SECONDS, access=access)
+        control = ControlClient(endpoint, timeouts.WATCH_SECONDS, access=access)
         try:
             _announce(control, words, unreplaced)
         except PServerError as error:
@@ -104,7 +104,7 @@ class EndQuestion:
 
     def ask(self) -> None:
         """Asks the server, and reports to it, once; nothing changes where it does not answer."""
-        control = ControlClient(self._endpoint, CALL_SECONDS, access=self._access)
+        control = ControlClient(self._endpoint, timeouts.WATCH_SECONDS, access=self._access)
         try:
             status = control.status()
             if self.were is None:

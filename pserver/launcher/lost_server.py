@@ -23,6 +23,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
+from pserver import timeouts
 from pserver.checkpoint import manifest
 from pserver.checkpoint.manifest import listed_in
 from pserver.control.control_client import ControlClient
@@ -33,7 +34,6 @@ from pserver.security.access import Access
 from pserver.storage.place import place_at
 from pserver.wire_pb2 import StatusReply
 
-CALL_SECONDS = 3.0
 PAUSE_SECONDS = 0.2
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ def status_of(access: Access, endpoint: str, seconds: float) -> StatusReply:
     Raises:
         PServerError: it has refused, or has not answered by then.
     """
-    control = ControlClient(endpoint, CALL_SECONDS, access=access)
+    control = ControlClient(endpoint, timeouts.CALL_SECONDS, access=access)
     unanswered: PServerError = TimedOut(f"{endpoint} does not answer")
     try:
         for _ in poll(log, lambda: f"{endpoint} does not answer", seconds, PAUSE_SECONDS):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from pserver.config import HEARTBEAT_TIMEOUT_SECONDS
+from pserver.timeouts import Timeouts
 from transpiler.files import bounded_json
 
 BEGIN_SECONDS = 120.0  # for the process that asks to begin: imports, from a cold disk
@@ -28,8 +28,9 @@ def patience(heartbeat_timeout_seconds: float | None) -> float:
     Args:
         heartbeat_timeout_seconds: of the job; None: the default.
     """
-    timeout = heartbeat_timeout_seconds
-    return 2 * (HEARTBEAT_TIMEOUT_SECONDS if timeout is None else timeout)
+    if heartbeat_timeout_seconds is None:
+        return Timeouts().question
+    return Timeouts(heartbeat_timeout_seconds).question
 
 
 class Question:

@@ -13,14 +13,13 @@ from typing import TextIO
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from pserver import timeouts
 from pserver.config import split_endpoint
 from pserver.errors import Unreachable, Untrusted
 from pserver.security import keys as tls
 from pserver.security.keys import Keys
 from pserver.transport.endpoint import spell
 from pserver.transport.grpc_security import open_channel
-
-ASK_SECONDS = 3.0  # a probe is given more by the image and by the compose file
 
 
 def show(endpoints: Sequence[str], out: TextIO = sys.stdout, keys: str | None = None) -> int:
@@ -43,7 +42,9 @@ def show(endpoints: Sequence[str], out: TextIO = sys.stdout, keys: str | None = 
     return 1 if any(obstacles) else 0
 
 
-def obstacle(endpoint: str, timeout_seconds: float = ASK_SECONDS, keys: Keys | None = None) -> str:
+def obstacle(
+    endpoint: str, timeout_seconds: float = timeouts.CALL_SECONDS, keys: Keys | None = None
+) -> str:
     """Why a server takes no trainers; "" if it does.
 
     Args:

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from rich.console import Console
 from rich.table import Table
 
+from pserver import timeouts
 from pserver.config import split_endpoint
 from pserver.control.control_client import ControlClient
 from pserver.control.rpc_errors import about
@@ -34,7 +35,6 @@ from pserver.wire_pb2 import (
 )
 
 COLUMNS = ("server", "state", "mode", "holds", "steps", "in / out", "transports", "up")
-ASK_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ def ask(endpoint: str, variables: bool = False, access: Access = OPEN) -> Status
     Raises:
         PServerError: it does not answer within a few seconds.
     """
-    client = ControlClient(endpoint, ASK_SECONDS, access=access)
+    client = ControlClient(endpoint, timeouts.CALL_SECONDS, access=access)
     try:
         return client.status(StatusRequest(variables=variables))
     finally:
@@ -203,7 +203,7 @@ def expiring(endpoint: str, access: Access) -> list[str]:
         return []
     host, port = split_endpoint(endpoint)
     try:
-        with socket.create_connection((host, port), ASK_SECONDS) as connection:
+        with socket.create_connection((host, port), timeouts.CALL_SECONDS) as connection:
             shown = Bearer.of_pem(keys.ask(connection, access.keys, host))
     except OSError:  # it has answered a moment ago
         return []

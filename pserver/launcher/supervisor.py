@@ -29,6 +29,7 @@ from pserver.launcher.question import BEGIN_SECONDS, Question, patience
 from pserver.launcher.started_processes import StartedProcesses
 from pserver.onlookers import onlooker
 from pserver.running_clock import RUNNING
+from pserver.timeouts import KILL_SECONDS
 
 # ---- ended trainers ----
 #
@@ -522,7 +523,6 @@ class WebPage:
 READY_SECONDS = 120.0  # imports and compiled tables, from a cold disk
 REASON_SECONDS = 2.0  # after a failure: for the other processes to end and say why
 LEAVE_SECONDS = 3.0  # for servers to end after their trainers
-GRACE_SECONDS = 8.0  # between SIGTERM and SIGKILL, beside --grace: servers drain for 5 s
 NOTICE_SECONDS = 10.0  # then a line says that servers wait for other hosts' trainers
 
 
@@ -950,7 +950,7 @@ class Supervisor:
         """Reports why each process failed; returns the status of the first one."""
         failed = by_cause(self.ended, self.started.servers)
         killed = [each for each in self._processes() if each.killed and each not in self.suspended]
-        waited = GRACE_SECONDS + (self.cluster.grace_seconds or 0.0)
+        waited = KILL_SECONDS + (self.cluster.grace_seconds or 0.0)
         for line in sentences(failed, self.suspended, killed, waited):
             self._say(line)
         self._decide((*self.suspended, *failed))
@@ -1006,12 +1006,12 @@ class Supervisor:
                 self._ask_to_end(party, number)
                 grace = self.cluster.grace_seconds or 0.0
                 longer = grace if set(party) & set(self._trainers) else 0.0
-                if not self._end_of(party, GRACE_SECONDS + longer):
+                if not self._end_of(party, KILL_SECONDS + longer):
                     self._ask_to_end(party, signal.SIGKILL)
-                    self._end_of(party, GRACE_SECONDS)
+                    self._end_of(party, KILL_SECONDS)
             return
         self._ask_to_end(self._processes(), signal.SIGKILL)
-        self._end_of(self._processes(), GRACE_SECONDS)
+        self._end_of(self._processes(), KILL_SECONDS)
 
     def _ask_to_end(self, party: Sequence[ChildProcess], number: int) -> None:
         for process in party:

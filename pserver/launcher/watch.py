@@ -21,13 +21,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
+from pserver import timeouts
 from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError
 from pserver.security.access import Access
 from pserver.wire_pb2 import StatusReply, TrainerStatus
 
 EVERY_SECONDS = 1.0
-CALL_SECONDS = 1.0
 NO_ANSWER = {"state": "", "version": 0, "trainers": []}
 
 
@@ -57,7 +57,7 @@ def _trainer(trainer: TrainerStatus) -> dict[str, Any]:
 
 def watch(access: Access, endpoints: Sequence[str]) -> None:
     """Prints the servers' states until its reader is gone."""
-    clients = [ControlClient(each, CALL_SECONDS, access=access) for each in endpoints]
+    clients = [ControlClient(each, timeouts.WATCH_SECONDS, access=access) for each in endpoints]
     with ThreadPoolExecutor(min(16, len(clients))) as threads:
         while True:
             began = time.monotonic()

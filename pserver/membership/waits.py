@@ -60,7 +60,6 @@ from pserver.running_clock import RUNNING
 
 
 LINGER_SECONDS = 2.5  # of a wait that is asked for call by call, from one call to the next
-NOTICE_SECONDS = 3.0  # the trainer learns of a wait that lasts longer
 SAVE_SECONDS = 3.0  # for which a ring stands before its saves are put off: others may come to them
 STEPS_SECONDS = 0.5  # likewise, where only steps wait for the saves: their trainers join no save
 
@@ -234,7 +233,7 @@ class WaitTable:
         """The waits of a trainer that have lasted for a while, but those whose awaited trainers it
         logs by itself.
         """
-        until = self._clock() - NOTICE_SECONDS
+        until = self._clock() - polling.NOTICE_SECONDS
         if not any(
             other == trainer and kind not in ENDS_BY_ITSELF and held.since <= until
             for (other, kind, _), held in self._held.items()

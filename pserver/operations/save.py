@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import Progress as ProgressBar
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from pserver import timeouts
 from pserver.checkpoint import checkpoint
 from pserver.client.observer import JobProgress, Observer
 from pserver.control.control_client import ControlClient
@@ -41,9 +42,6 @@ from transpiler.program import Program
 # One call to each of several servers, with a line for each.
 
 
-ASK_SECONDS = 5.0
-
-
 def ask_each(
     endpoints: Sequence[str],
     console: Console,
@@ -64,7 +62,7 @@ def ask_each(
     """
     failed = 0
     for endpoint in endpoints:
-        control = ControlClient(endpoint, ASK_SECONDS, access=access_of(endpoint))
+        control = ControlClient(endpoint, timeouts.CALL_SECONDS, access=access_of(endpoint))
         try:
             line = f"{endpoint}: {ask(control)}"
         except PServerError as error:

@@ -25,7 +25,6 @@ from pserver.errors import JobFailed, Lost
 from pserver.launcher.launch import SERVE
 from pserver.launcher.processes import ChildProcess, Group, Terminal
 from pserver.launcher.started_processes import READY
-from pserver.launcher.supervisor import GRACE_SECONDS
 from pserver.security import tokens
 from pserver.security.keys import (
     AUTHORITY_FILE,
@@ -39,6 +38,7 @@ from pserver.security.keys import (
 )
 from pserver.security.tokens import Role, Secret
 from pserver.side_business import SideBusiness
+from pserver.timeouts import KILL_SECONDS
 
 # ---- captured output ----
 #
@@ -661,9 +661,9 @@ class RoleActor:
         process = self._process
         if process is not None and process.status is None:
             process.stop(number)
-            if not self._spoken.wait_for_end(GRACE_SECONDS):
+            if not self._spoken.wait_for_end(KILL_SECONDS):
                 process.stop(signal.SIGKILL)
-                self._spoken.wait_for_end(GRACE_SECONDS)
+                self._spoken.wait_for_end(KILL_SECONDS)
         self._stack.close()
 
     # ---- the process ----

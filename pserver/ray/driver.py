@@ -15,7 +15,7 @@ from typing import Any
 
 from pserver.launcher.log_file import LogFile
 from pserver.launcher.processes import Terminal
-from pserver.launcher.supervisor import GRACE_SECONDS, LEAVE_SECONDS, REASON_SECONDS
+from pserver.launcher.supervisor import LEAVE_SECONDS, REASON_SECONDS
 from pserver.polling import poll
 from pserver.ray.actor import (
     ActorPlace,
@@ -30,6 +30,7 @@ from pserver.ray.actor import (
     ray_library,
 )
 from pserver.running_clock import RUNNING
+from pserver.timeouts import KILL_SECONDS
 from pserver.transport.endpoint import spell
 
 # ---- failures ----
@@ -226,7 +227,7 @@ def _nodes(ray: Any) -> str:
 
 
 NEWS_SECONDS = 10.0  # an actor without news answers after this time
-STOP_SECONDS = 2 * GRACE_SECONDS + 4.0
+STOP_SECONDS = 2 * KILL_SECONDS + 4.0
 MOST_WORDS = 400  # of Ray's about an actor that is gone
 Say = Callable[[str, str], None]
 

@@ -29,6 +29,7 @@ from types import FrameType, TracebackType
 
 import torch
 
+from pserver import timeouts
 from pserver.config import ServerConfig, is_loopback, metrics_place, split_endpoint
 from pserver.control.control_server import ControlServer
 from pserver.errors import Draining, PServerError, UnknownSession
@@ -156,7 +157,6 @@ class ServerLinks:
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.2
-GRACE_SECONDS = 5.0
 IDLE_GRACE_SECONDS = 0.5  # without a live trainer
 AWAITED_GRACE_SECONDS = 1.5  # where trainers announce themselves, each second: they learn of it
 GOODBYE_SECONDS = 2.0  # for trainers to leave, when their streams have ended
@@ -329,7 +329,7 @@ class Server:
         """Whether the first job has ended, and a failed one's values are not kept any more."""
         return self.job.ended.is_set() and not self.job.kept_seconds
 
-    def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
+    def stop(self, grace_seconds: float = timeouts.DRAIN_SECONDS) -> None:
         """Drains and ends.  Harmless when called twice, or before :meth:`start`.
 
         See [Note: draining].
@@ -355,7 +355,7 @@ class Server:
             time.sleep(0.02)
         if not self.job.saves.wait(saved_by - time.monotonic()):
             log.warning("a save is not written, and what was saved before stays")
-        if not self.job.end_recording(GRACE_SECONDS):
+        if not self.job.end_recording(timeouts.DRAIN_SECONDS):
             log.error("the end of the recorded log is not written: a replay ends before it")
         self._control.stop(1.0)
         self._clock.join()
@@ -368,7 +368,7 @@ class Server:
             self._metrics.close()
 
     def _serve_stream(self, stream: Stream) -> None:
-        self._ready.wait(GRACE_SECONDS)  # a peer may find the port before the job exists
+        self._ready.wait(timeouts.DRAIN_SECONDS)  # a peer may find the port before the job exists
         handle(stream, self.job, self._working, self._control.guard)
 
     def _tick(self) -> None:

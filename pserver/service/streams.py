@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import torch
 
+from pserver import timeouts
 from pserver.errors import (
     CorruptFrame,
     GarbledStream,
@@ -312,9 +313,6 @@ class ValueFrames:
 # PROBE in its place.
 
 
-PROBE_SECONDS = 1.0
-
-
 class WorkingStreams:
     """The streams that are being worked on, with the times since when.  Any thread may call it."""
 
@@ -337,8 +335,8 @@ class WorkingStreams:
 
         A thread of its own runs it, which a trainer that does not read may hold up.
         """
-        while not stopping.wait(PROBE_SECONDS / 2):
-            due = time.monotonic() - PROBE_SECONDS
+        while not stopping.wait(timeouts.WORKING_SECONDS / 2):
+            due = time.monotonic() - timeouts.WORKING_SECONDS
             with self._lock:
                 streams = [stream for stream, since in self._since.items() if since <= due]
             for stream in streams:

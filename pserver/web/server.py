@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from pserver import timeouts
 from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError
 from pserver.half_open import HalfOpen
@@ -106,7 +107,6 @@ class Actions:
 
 
 EACH_SECONDS = 1.0
-ASK_SECONDS = 2.0  # after which a server counts as gone
 
 
 class Collector:
@@ -168,7 +168,7 @@ class Collector:
             try:
                 if control is None:  # a server that was started again may have another secret
                     access = self._access_of(endpoint)
-                    control = ControlClient(endpoint, ASK_SECONDS, access=access)
+                    control = ControlClient(endpoint, timeouts.WATCH_SECONDS, access=access)
                 reply = control.status(StatusRequest())
             except (PServerError, OSError, ValueError) as error:
                 with self._condition:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from pserver.client import client
+from pserver import timeouts
 from pserver.errors import PServerError
 from pserver.job.program import InstalledProgram
 from pserver.job_log.follower import FollowerLink
@@ -37,12 +37,12 @@ RETURN_SECONDS = 45.0  # for trainers to bring a server its program: longer than
 @contextmanager
 def quick_heartbeats() -> Iterator[None]:
     """While it lasts, trainers notice sooner that a server has come back."""
-    before = client.BEAT_SECONDS
-    client.BEAT_SECONDS = BEAT_SECONDS
+    before = timeouts.BEAT_SECONDS
+    timeouts.BEAT_SECONDS = BEAT_SECONDS
     try:
         yield
     finally:
-        client.BEAT_SECONDS = before
+        timeouts.BEAT_SECONDS = before
 
 
 def kill(server: Server, died: Callable[[InstalledProgram], None]) -> bool:

@@ -15,6 +15,7 @@ from fractions import Fraction
 
 import torch
 
+from pserver import timeouts
 from pserver.client import client, stream
 from pserver.client.replies import Reply
 from pserver.config import ServerConfig, split_endpoint
@@ -34,7 +35,7 @@ TIMEOUT_SECONDS = 30.0  # of a whole trial
 # the part of the control calls that have a fault, where streams have random ones
 CALL_RATE = 0.1
 SHORT = (  # seconds of waits in a trial
-    (stream, "PROBE_SECONDS", 0.02),
+    (timeouts, "PROBE_SECONDS", 0.02),
     (stream, "RETRY_SECONDS", 0.005),
     (client, "POLL_SECONDS", 0.01),
     (follower, "POLL_SECONDS", 0.01),

@@ -250,8 +250,7 @@ SHORT = 0.05  # seconds that a call waits
 @pytest.fixture(params=MEETINGS)
 def meeting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Meeting]:
     """Each in turn; calls end soon, and waits are told soon."""
-    monkeypatch.setattr("pserver.job.barriers.WAIT_SECONDS", SHORT)
-    monkeypatch.setattr("pserver.job.meeting_rounds.WAIT_SECONDS", SHORT)
+    monkeypatch.setattr("pserver.timeouts.LONG_POLL_SECONDS", SHORT)
     monkeypatch.setattr("pserver.polling.NOTICE_SECONDS", SHORT)
     with ExitStack() as stack:
         yield MEETINGS[request.param](stack)

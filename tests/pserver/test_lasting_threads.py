@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import pytest
 
+from pserver import timeouts
 from pserver.client import announcement
 from pserver.client import stream as retrying_stream
 from pserver.client.client import Client, Report, ServerReturn
@@ -34,6 +35,7 @@ from pserver.service import streams
 from pserver.service.server import Server
 from pserver.side_business import SideBusiness
 from pserver.telemetry.metrics import Exposition
+from pserver.timeouts import Timeouts
 from pserver.transport.stream import AcceptLoop
 from pserver.web.server import Collector
 from pserver.wire_pb2 import AnnounceReply, HeartbeatReply, JoinReply
@@ -186,7 +188,7 @@ def heartbeats() -> None:
 
         def __init__(self) -> None:
             self.index, self.activity, self.endpoint = 0, "", "a:1"
-            self._heartbeat_timeout, self._closing = 0.5, threading.Event()
+            self._timeouts, self._closing = Timeouts(0.5), threading.Event()
             self._return, self._answered = ServerReturn("server 0"), 0.0
             self._reply, self._failure = JoinReply(session="s"), None
             self.reported = Refusing(Report)
@@ -213,7 +215,7 @@ def announcements(monkeypatch: pytest.MonkeyPatch) -> None:
     call = Refusing(lambda request: AnnounceReply(heartbeat_timeout_seconds=0.05))
     control = SimpleNamespace(announce=call, close=lambda: None)
     monkeypatch.setattr(announcement, "ControlClient", lambda *_: control)
-    monkeypatch.setattr(announcement, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(timeouts, "BEAT_SECONDS", 0.05)
     announced = announcement.Announcement(["127.0.0.1:1"], 0, "a")
     eventually(call.passed)
     announced.joined()
@@ -234,7 +236,7 @@ def observers() -> None:
 def followers() -> None:
     """The look at a coordinator that may be silent."""
     link, look = FollowerLink.__new__(FollowerLink), Refusing()
-    link._over, link._timeout, link._name = threading.Event(), 0.01, "server 0"
+    link._over, link._timeouts, link._name = threading.Event(), Timeouts(0.01), "server 0"
     link._end = cast(Any, SimpleNamespace(wait_heard=lambda seconds: False, end=lambda: None))
     link._look = look  # type: ignore[method-assign]
     thread = running(link._beat)
@@ -280,7 +282,7 @@ def clocks_of_servers() -> None:
 
 def probes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A word to a trainer that waits for long."""
-    monkeypatch.setattr(streams, "PROBE_SECONDS", 0.002)
+    monkeypatch.setattr(timeouts, "WORKING_SECONDS", 0.002)
     working, send, stop = streams.WorkingStreams(), Refusing(), threading.Event()
     stream = Nothing()
     stream.send_if_free = send  # type: ignore[attr-defined]
@@ -363,7 +365,7 @@ def memberships(monkeypatch: pytest.MonkeyPatch) -> None:
 def the_thread_of_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last word goes nowhere, and the process ends."""
     own, ended = termination.Termination(), list[int]()
-    monkeypatch.setattr(termination, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(timeouts, "HANDLER_SECONDS", 0.0)
     monkeypatch.setattr(own, "_owns", lambda: True)
     own._read, writes = os.pipe()
     os.write(writes, bytes([signal.SIGTERM]))

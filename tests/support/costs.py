@@ -42,7 +42,12 @@ from tests.support.load import Deadline, result
 FEW = (8, 7)  # steps of one trainer that do not count, and that do: 9 to 15
 MANY = (4, 3)  # likewise, of many trainers; memory is trimmed after steps 1, 2, 4, 8, 16
 SWITCHES = 20  # steps whose switches are counted
-LOOKS = ("LOOK_SECONDS", "PROBE_SECONDS", "WAKE_SECONDS")  # between two looks of a wait
+LOOKS = (
+    "LOOK_SECONDS",
+    "PROBE_SECONDS",
+    "WORKING_SECONDS",
+    "WAKE_SECONDS",
+)  # between two looks of a wait
 NEVER = 600.0
 REST_SECONDS, CALM = 0.002, 2  # between two looks; so many have to find that nobody does anything
 SECONDS = 60.0

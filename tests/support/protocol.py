@@ -18,8 +18,8 @@ import pytest
 import torch
 from google.protobuf.message import Message
 
+from pserver import timeouts
 from pserver.client import client
-from pserver.client import stream as retrying_stream
 from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError
 from pserver.job_log import follower
@@ -209,8 +209,8 @@ class _WrittenControl(ControlClient):
 def written(transcript: Transcript) -> Iterator[Transcript]:
     """While it lasts, what clients of this process say and hear is written down."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(retrying_stream, "PROBE_SECONDS", NEVER_SECONDS)
-        patch.setattr(follower, "BEAT_SECONDS", NEVER_SECONDS)
+        patch.setattr(timeouts, "PROBE_SECONDS", NEVER_SECONDS)
+        patch.setattr(timeouts, "LINK_BEAT_SECONDS", NEVER_SECONDS)
         patch.setattr(client, "ControlClient", partial(_WrittenControl, transcript))
         patch.setattr(follower, "ControlClient", partial(_WrittenControl, transcript))
         faithful = TRANSPORTS["inprocess"]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pserver.client import client as heartbeating
+from pserver import timeouts
 from pserver.onlookers import look_again, onlooker
 from tests.support.eager_jobs import Servers, batches
 from tests.support.onlookers import Looking, all_onlookers
@@ -207,7 +207,7 @@ def beaten(communicator: Any) -> None:
 def looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs TensorBoard")
     monkeypatch.setenv("PSERVER_TENSORBOARD", str(tmp_path / "events"))
-    monkeypatch.setattr(heartbeating, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(timeouts, "BEAT_SECONDS", 0.02)
 
 
 @pytest.mark.usefixtures("looked_at")

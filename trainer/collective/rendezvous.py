@@ -51,7 +51,7 @@ which this process did not run does not count as silence::
 
 Errors of a collective are then raised anew under the name of the trainer that caused them
 (:meth:`TrainerHeartbeats.cause`).  A process whose main thread still waits in the same place
-GRACE_SECONDS after a trainer was lost can't be woken, so it prints the reason, and ends.  Once
+STUCK_SECONDS after a trainer was lost can't be woken, so it prints the reason, and ends.  Once
 trainer 0 has left, trainers are no longer watched; no collective needs that any more.
 
 [Note: whose frames]  To see whether the main thread still waits in the same call, the thread of the
@@ -102,6 +102,7 @@ from pserver.errors import (
 from pserver.polling import poll
 from pserver.running_clock import RUNNING
 from pserver.side_business import SideBusiness
+from pserver.timeouts import Timeouts
 from trainer.environment.environment import Connection
 from transpiler.files import bounded_json
 from transpiler.plan.plan import differences
@@ -198,7 +199,7 @@ def _state(stat: Path) -> str:
 # The membership of a job's trainers: the live ones, and how the others ended.
 
 
-GRACE_SECONDS = 10.0
+STUCK_SECONDS = 10.0
 CAUSE_SECONDS = 3.0  # the report of a death may arrive after the error that it causes
 SECOND_SECONDS = 0.5
 CONNECT_SECONDS = 30.0
@@ -385,7 +386,7 @@ class TrainerHeartbeats:
             self._serve()
 
     def _serve(self) -> None:
-        peers, interval = self._peers, min(2.0, self._timeout / 4)
+        peers, interval = self._peers, Timeouts(self._timeout).beat
         selector = selectors.DefaultSelector()
         selector.register(self._woken, selectors.EVENT_READ)
         for rank, peer in peers.items():
@@ -500,7 +501,7 @@ class MainThreadGuard:
         place = (frame, frame.f_lasti) if frame is not None else None
         if place != self._place:
             self._place, self._since = place, RUNNING()
-        elif place is not None and RUNNING() - self._since > GRACE_SECONDS:
+        elif place is not None and RUNNING() - self._since > STUCK_SECONDS:
             try:
                 print(
                     f"{type(event.error()).__name__}: {event.error()}; this trainer is blocked "

@@ -28,13 +28,13 @@ from torch._C._distributed_c10d import TCPStore
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from pserver.errors import JobFailed, Lost
+from pserver.timeouts import KILL_SECONDS
 from pserver.undone import or_undone
 from trainer.collective.world import cause_of, fail, leave_parallel_env
 from trainer.environment.environment import World
 from transpiler.plan.settings import check_flag
 
 SETTLE_SECONDS = 3.0
-GRACE_SECONDS = 5.0
 START_METHODS = ("spawn", "forkserver")  # torch's threads do not survive a fork
 
 
@@ -179,7 +179,7 @@ class SpawnedProcesses:
             for rank, process in enumerate(self.processes):
                 if rank not in self._ended:
                     stop(process)
-            self._until_ended(GRACE_SECONDS, failures=False)
+            self._until_ended(KILL_SECONDS, failures=False)
 
     def _guilty(self) -> int:
         """The likeliest cause among the processes that ended by themselves: one killed by a signal,

@@ -11,7 +11,7 @@ may be in a long backward pass or in a wait inside a library.  So the handler of
 writes the signal's number into a pipe (``signal.set_wakeup_fd``), where a thread of this module
 reads it.  That thread tells the servers, whatever the main thread is doing; the handler then raises
 ``SystemExit(143)`` in the main thread, so that ``finally`` and ``atexit`` run.  If the main thread
-does not reach its handler within ``GRACE_SECONDS``, the process ends without it.
+does not reach its handler within ``HANDLER_SECONDS``, the process ends without it.
 
 [Note: a grace period]  Where the job allows it, the first SIGTERM only sets a flag, and the trainer
 leaves the job at the end of its step::
@@ -55,6 +55,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
+from pserver import timeouts
 from pserver.client.client import Client
 from pserver.errors import PServerError
 from pserver.telemetry.memory import freeze_at_exit
@@ -71,7 +72,6 @@ from trainer.senders.pipeline import LaneSender
 STATUS = 128 + signal.SIGTERM
 REASON = "ended by SIGTERM"
 TELL_SECONDS = 0.9  # for all servers together
-GRACE_SECONDS = 3.0  # for the main thread to reach its handler
 AGAIN_SECONDS = 0.05  # for the main thread to leave the code that ignored the exception
 
 Tell = Callable[[str], None]
@@ -221,7 +221,7 @@ class Termination:
         self._tell(reason)
         if seconds:
             os.kill(os.getpid(), signal.SIGTERM)  # the handler ends the main thread
-        if not self._noticed.wait(GRACE_SECONDS):
+        if not self._noticed.wait(timeouts.HANDLER_SECONDS):
             with suppress(OSError):  # stderr is closed
                 print(
                     f"{reason}; the main thread does not return to Python, and is left behind",

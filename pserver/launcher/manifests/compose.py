@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from pserver.launcher.manifests.description import (
-    GRACE_SECONDS,
     KEYS_AT,
     PROBE,
     SCRIPT_AT,
@@ -24,6 +23,7 @@ from pserver.launcher.manifests.description import (
     trainer_variables,
     yaml_text,
 )
+from pserver.timeouts import STOP_SECONDS
 
 
 def compose(cluster: ClusterDescription, folder: Path) -> str:
@@ -98,7 +98,7 @@ def _hardened(cluster: ClusterDescription) -> dict[str, Any]:
         "security_opt": ["no-new-privileges:true"],
         "init": True,
         "restart": "no",  # a job does not survive the restart of one of its processes
-        "stop_grace_period": f"{GRACE_SECONDS}s",
+        "stop_grace_period": f"{STOP_SECONDS}s",
         **bounds,
     }
 

@@ -287,7 +287,6 @@ CONTROL, DATA = 6174, 6175  # ports of a server; a container has them for itself
 KEYS_AT = "/run/secrets/keys"
 SCRIPT_AT = "/job"  # the folder of a script that is in no image
 USER = 10001  # of the image
-GRACE_SECONDS = 30  # a process ends within 10 after the request
 TMP_MEBIBYTES = 256
 PROBE = ["pserver", "status", "--ready", f"localhost:{CONTROL}"]
 

@@ -22,7 +22,6 @@ from typing import Any
 from pserver.launcher.manifests.description import (
     CONTROL,
     DATA,
-    GRACE_SECONDS,
     KEYS_AT,
     PROBE,
     SCRIPT_AT,
@@ -35,6 +34,7 @@ from pserver.launcher.manifests.description import (
     trainer_variables,
     yaml_text,
 )
+from pserver.timeouts import STOP_SECONDS
 
 Object = dict[str, Any]
 
@@ -246,7 +246,7 @@ def _template(
         volumes.append({"name": "data", "persistentVolumeClaim": claim})
     pod = {
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        "terminationGracePeriodSeconds": STOP_SECONDS,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,  # a Service called pserver would set PSERVER_ variables
         "securityContext": {

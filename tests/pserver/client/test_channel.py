@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from pserver import timeouts
 from pserver.client import stream as retrying_stream
 from pserver.client.channel import Channel
 from pserver.errors import CorruptFrame, ServerLost, Unreachable
@@ -76,7 +77,7 @@ def test_a_number_that_comes_again_is_ignored_and_a_missing_one_breaks_the_strea
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retrying_stream, "PROBE_SECONDS", 0.02)
+    monkeypatch.setattr(timeouts, "PROBE_SECONDS", 0.02)
     monkeypatch.setattr(retrying_stream, "RETRY_SECONDS", 0.01)
 
 

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 
+from pserver import timeouts
 from pserver.client import stream
 from pserver.client.client import Client
 from pserver.config import ServerConfig
 from pserver.errors import ServerLost
-from pserver.service import streams
 from pserver.service.server import Server
 from tests.faults.network_path import NetworkPath
 from tests.support.one_parameter import NUMBERS, SECONDS, Trainer
@@ -36,9 +36,9 @@ pytestmark = pytest.mark.slow  # each waits for a part of the heartbeat timeout
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "PROBE_SECONDS", 0.1)
+    monkeypatch.setattr(timeouts, "PROBE_SECONDS", 0.1)
     monkeypatch.setattr(stream, "RETRY_SECONDS", 0.02)
-    monkeypatch.setattr(streams, "PROBE_SECONDS", 0.1)
+    monkeypatch.setattr(timeouts, "WORKING_SECONDS", 0.1)
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from pserver.errors import (
 from pserver.launcher.processes import _DROPPED
 from pserver.running_clock import RunningClock
 from pserver.security.keys import Bearer
+from pserver.timeouts import Timeouts
 from pserver.transport.stream import Buffer, Stream
 from pserver.wire_pb2 import (
     Failure,
@@ -60,10 +61,10 @@ def test_a_silent_server_is_awaited_for_so_long(
 ) -> None:
     """Beyond the heartbeat timeout; not one that says no."""
     server = ServerReturn("server 1")
-    assert not server.awaits(error, silence, 20.0)  # until it is known to come back
+    assert not server.awaits(error, silence, Timeouts(20.0))  # until it is known to come back
     server.seconds = 300.0
 
-    assert server.awaits(error, silence, 20.0) == awaited
+    assert server.awaits(error, silence, Timeouts(20.0)) == awaited
 
 
 def test_the_wait_is_said_once_and_again_after_a_return(
@@ -74,9 +75,9 @@ def test_the_wait_is_said_once_and_again_after_a_return(
     server.seconds = 300.0
     with caplog.at_level(logging.WARNING):
         for silence in (0.5, 3.0, 4.0):
-            server.awaits(Unreachable("refused"), silence, 20.0)
+            server.awaits(Unreachable("refused"), silence, Timeouts(20.0))
         server.joined()
-        server.awaits(Unreachable("refused"), 3.0, 20.0)
+        server.awaits(Unreachable("refused"), 3.0, Timeouts(20.0))
 
     waits = "waits for server 1, which does not answer, for up to 320 s: refused"
     back = "server 1 has come back: joined it again, resending what it has not answered"

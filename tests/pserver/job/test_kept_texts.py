@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from pserver import timeouts
 from pserver import wire_pb2 as wire
 from pserver.errors import Refused
-from pserver.job import meeting_rounds
 from pserver.job.barriers import Barriers
 from pserver.job.kept_texts import MOST_OF_ONE, KeptTexts
 from pserver.job.program import MemoryBudget
@@ -84,7 +84,7 @@ def test_a_name_that_is_kept_again_counts_once() -> None:
 
 def test_who_comes_to_a_gathering_again_has_told_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last one; and none when the gathering is over."""
-    monkeypatch.setattr(meeting_rounds, "WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(timeouts, "LONG_POLL_SECONDS", 0.0)
     room = Room(KeptTexts())
     come = room.barriers.meetings.join
     for _ in range(20):

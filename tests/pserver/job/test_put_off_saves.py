@@ -10,6 +10,7 @@ from pserver.job.rings import Rings
 from pserver.lane.leases import JobLeases
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.members import Member, Membership
+from pserver.timeouts import Timeouts
 from pserver.wire_pb2 import LeaseEpoch, LeaseRequest
 
 NAME, WHY = "automatic save 1.4", "the trainers wait for one another (...)"
@@ -105,7 +106,7 @@ def test_a_ring_without_a_save_fails_the_job_and_names_all() -> None:
         leases.lease(one, LeaseRequest(number=number, epoch=epoch, most=100, unstepped=0))
         barriers.meet(other, "1: epoch", 0.0)
         with job.condition:
-            rings.tick(20.0)
+            rings.tick(Timeouts(20.0))
         now[0] += 0.5
 
     assert 10.0 <= now[0] <= 12.0

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 
 import pytest
 
+from pserver import polling
 from pserver.membership.waits import (
     ENDS_BY_ITSELF,
     LINGER_SECONDS,
-    NOTICE_SECONDS,
     SAVE_SECONDS,
     STEPS_SECONDS,
     Wait,
@@ -140,7 +140,7 @@ def test_a_wait_that_lasts_is_told(job: Job) -> None:
     number = job.table.waits()[0].number
     assert not job.table.long(0)
     for _ in range(8):
-        job.clock.now += NOTICE_SECONDS / 4
+        job.clock.now += polling.NOTICE_SECONDS / 4
         job.wait(0, WaitKind.SAMPLES, 1)
     assert [wait.number for wait in job.table.long(0)] == [number]
     assert not job.table.long(1)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from pserver import timeouts
 from pserver.config import split_endpoint
 from pserver.errors import ServerLost
 from pserver.job_log import follower as follower_link
@@ -33,7 +34,7 @@ PLACES = [
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What shows only in silence shows soon."""
-    monkeypatch.setattr(follower_link, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(timeouts, "LINK_BEAT_SECONDS", 0.01)
     monkeypatch.setattr(follower_link, "RETRY_SECONDS", 0.002)
 
 

@@ -230,7 +230,7 @@ def test_a_wrong_list_of_servers_is_refused(
     text: str,
 ) -> None:
     """In one sentence that names an endpoint; nothing is written."""
-    monkeypatch.setattr("pserver.client.observer.CALL_SECONDS", 1.0)
+    monkeypatch.setattr("pserver.timeouts.CALL_SECONDS", 1.0)
     other, model = servers(1), net(seed=1)
     optimizer = joined(other, model, adam(model, lr=0.7))
     train(model, optimizer, batches(1))

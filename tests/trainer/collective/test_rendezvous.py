@@ -389,7 +389,7 @@ def test_who_waits_in_vain_and_cannot_be_woken_ends(
     where, and ends.
     """
     ends: list[int] = []
-    monkeypatch.setattr(rendezvous, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(rendezvous, "STUCK_SECONDS", 0.05)
     monkeypatch.setattr(rendezvous.os, "_exit", ends.append)
     over = threading.Event()
     guard = MainThreadGuard(lambda: TrainerEnd("lost", 1, "silent for 1 s"))
