@@ -32,7 +32,7 @@ parameter on the same trainer.  ``trainer``'s manual describes the trainer's sid
                                             service/     v
                                             TensorService
                                                |  GRADIENT: bytes into warm buffers
-                                               |  COMMIT: a Contribution
+                                               |  COMMIT: a Step
                                             lane/        v
                                             LaneExecutor
                                                |  staged, until the job's log has its record
@@ -63,17 +63,18 @@ parameter on the same trainer.  ``trainer``'s manual describes the trainer's sid
     already: the trainer has copied it, see ``transport/zones.py``).  Row gradients (ROWS), and
     external writes of a script's (ASSIGN), go to ``transport/arrays.py``.
 6.  COMMIT: the assemblers check that every gradient is whole, and decompress it
-    (``dense/compression.py``).  The result is a ``Contribution``: gradients, row gradients,
+    (``dense/compression.py``).  The result is a ``Step``: gradients, row gradients,
     hyper-parameters, overflow, assignments.  A step that never comes to its COMMIT leaves no trace.
 7.  ``lane/lane.py``, ``commit``: the trainer's watermark (``membership/watermark.py``) tells
     whether the step is new, in progress, or applied already.  A new step continues:
 
-    - *sync* and *diloco*: it joins the lane's ``lane/rounds.py``.  The thread waits
+    - *sync* and *diloco* (``lane/together.py``): it joins the lane's round.  The thread waits
       (``membership/members.py``) until the round has its record; the thread with whose step it
       stands, or one that waits, begins the update, and the others wake when it has ended.  Where
       norms clip, that thread merges first, every stream sends NORMS to its trainer, and the
       trainers answer SCALE.
-    - *the other modes*: it is an update of its own, in the order of the log.
+    - *the other modes* (``lane/independent.py``): it is an update of its own, in the order of the
+      log.
 
     Either way it is staged first, and ``membership/decisions.py`` tells the job's log
     (``job_log/coordinator.py``, on server 0): a step counts on all servers or on none.
@@ -124,7 +125,7 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     telemetry/       metrics, traces, log lines, memory of a process
     security/        rights of callers: roles, secrets, certificates
     config limits errors finite onlookers side_business undone half_open running_clock polling
-    own_packages, and the generated messages
+    timeouts own_packages, and the generated messages
 
 ``client`` imports no room of the server (service, job, lane, dense), and these do not import
 ``client``.

@@ -40,7 +40,9 @@ from pserver.job_log.records import Loss
 from pserver.lane.lane import LaneExecutor, partial_steps
 from pserver.lane.leases import JobLeases
 from pserver.lane.recording import LogRecording
+from pserver.lane.rounds import SharedBuffers
 from pserver.lane.tasks import Workers
+from pserver.lane.updates import LaneState
 from pserver.limits import Limits
 from pserver.membership.decisions import Decisions, LoggedCalls, Quiesce
 from pserver.membership.lifecycle import Lifecycle
@@ -223,23 +225,26 @@ class InstalledProgram:
         self._names = {*self.slices.values, *self.slices.states, *self.tables}
 
     def _lane(self, index: int, workers: Workers) -> LaneExecutor:
-        return LaneExecutor(
+        lane, held, members = self.plan.lanes[index], self.slices.held, self._members
+        updates = self._updates(index)
+        state = LaneState(
             index,
-            self.plan.lanes[index],
-            self._updates(index),
-            self._locks,
-            self._members,
-            self._job,
-            self.decisions,
-            self.leases,
-            self.quiesce,
-            workers,
+            lane,
+            updates,
+            {name: update.value for name, update in updates.items()} | dict(held),
             self._tables(index),
-            self.slices.held,
+            self._locks,
             self.slices.writing,
-            self.steps,
+            SharedBuffers(
+                lane.buffers, lane.kind.merges_gradients, held, self._locks, lambda: members.first
+            ),
+            members,
+            self._job,
+            self.leases,
             self.recording,
+            self.steps.lane(index),
         )
+        return LaneExecutor(state, self.decisions, self.quiesce, workers, self.steps)
 
     def own_rows(self, rows: RowGradient) -> RowGradient:
         """The part of a row gradient that belongs to this server."""

@@ -2,8 +2,12 @@
 
 In reading order::
 
+    step            one trainer's step, with its states; the update that a record decides
     lane            takes the committed steps of one lane and applies each once
-    rounds          steps of all trainers together, and decided steps; a model's synced buffers
+    together        the policy of lanes whose trainers step together: a round is an update
+    independent     the policy of the other lanes: each step is an update of its own
+    rounds          the steps of a round, merged; a model's synced buffers
+    updates         the state of a lane, and its updates that have begun
     tasks           a step's update, in batches over several threads
     leases          the lease table, under the job's lock
     judge           gradient validation: outliers of norms, NaN and infinity

@@ -40,7 +40,7 @@ import math
 from collections.abc import Callable
 
 from pserver.errors import NonFinite, Outlier
-from pserver.lane.rounds import Contribution
+from pserver.lane.step import Step
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.watermark import NormHistory
 from pserver.onlookers import onlooker
@@ -78,25 +78,23 @@ class NonFiniteSteps:
         self.refused = 0
 
     @onlooker("values that are not finite", where=lambda steps: steps._action == "apply")
-    def judge(self, contribution: Contribution) -> None:
+    def judge(self, step: Step) -> None:
         """Refuses a trainer's step, or lets it pass, with a warning.  All finite ones pass.
 
         Raises:
             NonFinite: the job is to stop, and has failed.
         """
-        for step in contribution.nonfinite if not contribution.overflow else ():
-            self._count(step.trainer)
+        for found in step.nonfinite if not step.overflow else ():
+            self._count(found.trainer)
             if self._action == "stop":
-                error = NonFinite(f'{step}, and a_sync_configs["nonfinite"] is "stop"')
+                error = NonFinite(f'{found}, and a_sync_configs["nonfinite"] is "stop"')
                 self._job.fail(error)
                 raise error
-            contribution.refused = self._action == "refuse"
-            self.refused += contribution.refused
-            done = "refused" if contribution.refused else "applied"
-            self._job.events.add(
-                "refused" if contribution.refused else "nonfinite", f"{step}: {done}"
-            )
-            self._warning.warn(step.trainer, f"{step}: {done}")
+            step.refused = self._action == "refuse"
+            self.refused += step.refused
+            done = "refused" if step.refused else "applied"
+            self._job.events.add("refused" if step.refused else "nonfinite", f"{found}: {done}")
+            self._warning.warn(found.trainer, f"{found}: {done}")
 
 
 # ---- outlier pushes ----
@@ -126,36 +124,29 @@ class OutlierPushes:
         self.refused = 0
 
     @onlooker("the norms of pushes", where=lambda pushes: pushes._action == "apply")
-    def judge(
-        self,
-        trainer: int,
-        step: int,
-        contribution: Contribution,
-        histories: dict[str, NormHistory],
-    ) -> None:
+    def judge(self, step: Step, histories: dict[str, NormHistory]) -> None:
         """Refuses a trainer's step, or lets it pass, with a warning.
 
         Args:
-            trainer, step: the trainer, and the step's number in the lane.
-            contribution: the step's; gets ``outliers`` and ``refused``.
-            histories: of this trainer in this lane, by parameter and table; they learn.
+            step: gets ``outliers`` and ``refused``.
+            histories: of its trainer in this lane, by parameter and table; they learn.
 
         Raises:
             Outlier: the job is to stop, and has failed.
         """
-        if self._action == "off" or contribution.skipped:
+        if self._action == "off" or step.skipped:
             return
-        norms = {n: each for n, each in contribution.norms.items() if 0 < each.norm < math.inf}
+        norms = {n: each for n, each in step.norms.items() if 0 < each.norm < math.inf}
         for name in norms.keys() - histories.keys():
             histories[name] = NormHistory(self._factor)
-        contribution.outliers = tuple(
-            OutlierPush(trainer, step, name, each, histories[name].expected)
+        step.outliers = tuple(
+            OutlierPush(step.trainer, step.number, name, each, histories[name].expected)
             for name, each in sorted(norms.items())
             if histories[name].beyond(each.norm)
         )
-        found = {each.variable for each in contribution.outliers}
+        found = {each.variable for each in step.outliers}
         # on every server alike, whichever holds the value
-        whole = not found and all(math.isfinite(each.norm) for each in contribution.norms.values())
+        whole = not found and all(math.isfinite(each.norm) for each in step.norms.values())
         for name, each in norms.items():
             if name in found:
                 histories[name].pass_over(each.norm)
@@ -164,15 +155,15 @@ class OutlierPushes:
             else:
                 histories[name].interrupt()
         if found:
-            self._act(trainer, contribution)
+            self._act(step)
 
-    def _act(self, trainer: int, contribution: Contribution) -> None:
-        self._count(trainer)
-        text = described(contribution.outliers)
+    def _act(self, step: Step) -> None:
+        self._count(step.trainer)
+        text = described(step.outliers)
         if self._action == "stop":
             error = Outlier(f'{text}, and a_sync_configs["outlier_push"] is "stop"')
             self._job.fail(error)
             raise error
-        contribution.refused = self._action == "refuse"
-        self.refused += contribution.refused
-        self._warning.warn(trainer, f"{text}: {'refused' if contribution.refused else 'applied'}")
+        step.refused = self._action == "refuse"
+        self.refused += step.refused
+        self._warning.warn(step.trainer, f"{text}: {'refused' if step.refused else 'applied'}")

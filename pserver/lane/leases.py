@@ -14,18 +14,17 @@ from dataclasses import astuple
 from functools import partial
 from typing import Any
 
+from pserver import timeouts
 from pserver import wire_pb2 as wire
 from pserver.errors import Refused, TrainerLost
 from pserver.job_log.records import Process
-from pserver.lane.rounds import Contribution
+from pserver.lane.step import Step
 from pserver.leases.epoch import Account, Epoch, Lease
 from pserver.leases.table import EpochRange, LeaseAsked, LeaseTable
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.members import Member, Membership, MemberState
 from pserver.membership.waits import HeldWait, WaitKind
 from transpiler.files import bounded_json
-
-WAIT_SECONDS = 1.0  # the longest that a request for a lease waits
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +46,7 @@ class JobLeases:
     """
 
     def __init__(
-        self, members: Membership, job: Lifecycle, wait_seconds: float = WAIT_SECONDS
+        self, members: Membership, job: Lifecycle, wait_seconds: float = timeouts.LONG_POLL_SECONDS
     ) -> None:
         self._members, self._job, self._wait_seconds = members, job, wait_seconds
         self._table = LeaseTable(members.expected)
@@ -144,7 +143,7 @@ class JobLeases:
             self._job.wait(self._told, lambda: not _is_applied(before))
         self._asking[member.trainer] = member
 
-    def let_in(self, trainer: int, unapplied: Mapping[int, Contribution]) -> bool:
+    def let_in(self, trainer: int, unapplied: Mapping[int, Step]) -> bool:
         """Prepares the admission of a process while others train.  The caller holds the job's lock.
 
         Args:

@@ -10,7 +10,7 @@ from pserver.job_log.files import Damaged
 from pserver.job_log.records import Process, ProcessStep
 from pserver.job_log_pb2 import AppliedStep, AppliedSteps, Array, Entry, RecordedHparams
 from pserver.lane.recorder import PendingEntry
-from pserver.lane.rounds import Contribution, DecidedSteps, Hparams
+from pserver.lane.step import Hparams, LaneUpdate, Step
 from pserver.table.gradient import RowGradient, RowsBefore
 from pserver.transport import frames
 from pserver.transport.arrays import Assignment
@@ -32,15 +32,15 @@ class StepEntries:
     def __init__(self) -> None:
         self._layouts: dict[tuple[object, ...], bytes] = {}
 
-    def entry(self, steps: DecidedSteps) -> PendingEntry:
-        """An entry with copies of all that the steps' update reads, but for coefficients."""
+    def entry(self, update: LaneUpdate) -> PendingEntry:
+        """An entry with copies of all that an update reads, but for coefficients."""
         message, tensors = b"", list[torch.Tensor]()
         rest: list[Named] = []
-        for trainer, contribution in steps.contributions.items():
-            message += self._layout(steps.lane, trainer, contribution.gradients)
-            tensors += contribution.gradients.values()
-            rest += _others(trainer, contribution)
-        for name, values in steps.buffers.items():
+        for trainer, step in update.steps.items():
+            message += self._layout(update.lane, trainer, step.gradients)
+            tensors += step.gradients.values()
+            rest += _others(trainer, step)
+        for name, values in update.buffers.items():
             rest += [
                 (_array(Array.BUFFER, trainer, name, value), value)
                 for trainer, value in values.items()
@@ -48,10 +48,10 @@ class StepEntries:
             ]
         message += Entry(arrays=[array for array, _ in rest]).SerializeToString()
         applied = AppliedSteps(
-            record=steps.record,
-            time=steps.time,
-            lane=steps.lane,
-            steps=[_step(each, steps.contributions[each.process.trainer]) for each in steps.steps],
+            record=update.record,
+            time=update.time,
+            lane=update.lane,
+            steps=[_step(each, update.steps[each.process.trainer]) for each in update.decided],
         )
         payload = copied([*tensors, *(tensor for _, tensor in rest)])
         size = len(message) + sum(piece.nbytes for piece in payload)
@@ -118,16 +118,18 @@ def arrays_of(entry: Entry, payload: memoryview) -> Iterator[Named]:
         raise Damaged(f"expected {begin} bytes of arrays, got {payload.nbytes}")
 
 
-def steps_of(entry: Entry, payload: memoryview) -> DecidedSteps:
-    """The steps in an entry of :meth:`StepEntries.entry`.
+def update_of(entry: Entry, payload: memoryview) -> LaneUpdate:
+    """The update in an entry of :meth:`StepEntries.entry`.
 
     Raises:
         Damaged: the entry's parts do not fit one another.
         ValueError: an hparam has no value.
     """
     applied = entry.applied
-    contributions = {
-        each.step.process.trainer: Contribution(
+    steps = {
+        each.step.process.trainer: Step(
+            Process(each.step.process.trainer, each.step.process.incarnation),
+            each.step.step,
             {},
             hparams_of(each.hparams),
             each.overflow,
@@ -139,18 +141,15 @@ def steps_of(entry: Entry, payload: memoryview) -> DecidedSteps:
     found: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
     for array, tensor in arrays_of(entry, payload):
         found.setdefault((array.trainer, array.kind), {})[array.name] = tensor
-    for trainer, contribution in contributions.items():
-        _fill(contribution, {kind: found.get((trainer, kind), {}) for kind in Array.Kind.values()})
-    return DecidedSteps(
+    for trainer, step in steps.items():
+        _fill(step, {kind: found.get((trainer, kind), {}) for kind in Array.Kind.values()})
+    return LaneUpdate(
         applied.lane,
         applied.record,
         applied.time,
-        tuple(
-            ProcessStep(Process(e.step.process.trainer, e.step.process.incarnation), e.step.step)
-            for e in applied.steps
-        ),
-        contributions,
-        _buffers(found, contributions),
+        tuple(ProcessStep(each.process, each.number) for each in steps.values()),
+        steps,
+        _buffers(found, steps),
         dict(applied.coefficients),
     )
 
@@ -172,26 +171,26 @@ def hparams_of(message: Sequence[RecordedHparams]) -> Hparams:
     return {each.group: hparams_from_proto(each.values) for each in message}
 
 
-# ---- a contribution's arrays ----
+# ---- a step's arrays ----
 
 
-def _others(trainer: int, contribution: Contribution) -> Iterator[Named]:
-    """All arrays of a contribution but its gradients of slices."""
+def _others(trainer: int, step: Step) -> Iterator[Named]:
+    """All arrays of a step but its gradients of slices."""
 
     def named(kind: Array.Kind, name: str, tensor: torch.Tensor) -> Named:
         return _array(kind, trainer, name, tensor), tensor
 
-    for name, before in contribution.before.items():
+    for name, before in step.before.items():
         yield named(Array.BEFORE, name, before)
-    for name, rows in contribution.row_gradients.items():
+    for name, rows in step.row_gradients.items():
         yield named(Array.IDS, name, rows.ids)
         yield named(Array.ROWS, name, rows.rows)
         if rows.statistics is not None:
             yield named(Array.STATISTICS, name, rows.statistics)
-    for name, then in contribution.rows_before.items():
+    for name, then in step.rows_before.items():
         yield named(Array.THEN, name, then.rows)
         yield named(Array.KNOWN, name, then.known)
-    for name, assignment in contribution.assignments.items():
+    for name, assignment in step.assignments.items():
         if assignment.elements is None:
             yield named(Array.WHOLE, name, assignment.values)
         else:
@@ -199,24 +198,24 @@ def _others(trainer: int, contribution: Contribution) -> Iterator[Named]:
             yield named(Array.ELEMENT_VALUES, name, assignment.values)
 
 
-def _fill(contribution: Contribution, kinds: Mapping[int, dict[str, torch.Tensor]]) -> None:
-    """Puts the arrays of one trainer, by kind, into its contribution.
+def _fill(step: Step, kinds: Mapping[int, dict[str, torch.Tensor]]) -> None:
+    """Puts the arrays of one trainer, by kind, into its step.
 
     Raises:
         Damaged: one is missing.
     """
-    contribution.gradients, contribution.before = kinds[Array.GRADIENT], kinds[Array.BEFORE]
+    step.gradients, step.before = kinds[Array.GRADIENT], kinds[Array.BEFORE]
     statistics = kinds[Array.STATISTICS]
     try:
-        contribution.row_gradients = {
+        step.row_gradients = {
             name: RowGradient(ids, kinds[Array.ROWS][name], statistics.get(name))
             for name, ids in kinds[Array.IDS].items()
         }
-        contribution.rows_before = {
+        step.rows_before = {
             name: RowsBefore(rows, kinds[Array.KNOWN][name])
             for name, rows in kinds[Array.THEN].items()
         }
-        contribution.assignments = {
+        step.assignments = {
             name: Assignment(values) for name, values in kinds[Array.WHOLE].items()
         } | {
             name: Assignment(kinds[Array.ELEMENT_VALUES][name], elements)
@@ -228,7 +227,7 @@ def _fill(contribution: Contribution, kinds: Mapping[int, dict[str, torch.Tensor
 
 def _buffers(
     found: Mapping[tuple[int, int], Mapping[str, torch.Tensor]],
-    contributions: Mapping[int, Contribution],
+    steps: Mapping[int, Step],
 ) -> dict[str, dict[int, torch.Tensor | None]]:
     """The buffers, by slice and trainer; a trainer of the step that has sent none has the
     server's.
@@ -236,10 +235,10 @@ def _buffers(
     buffers: dict[str, dict[int, torch.Tensor | None]] = {}
     for (trainer, kind), named in found.items():
         for name, value in named.items() if kind == Array.BUFFER else ():
-            buffers.setdefault(name, dict.fromkeys(contributions))[trainer] = value
-    for trainer, contribution in contributions.items():
+            buffers.setdefault(name, dict.fromkeys(steps))[trainer] = value
+    for trainer, step in steps.items():
         own = {name: values.get(trainer) for name, values in buffers.items()}
-        contribution.buffers = {n: value for n, value in own.items() if value is not None}
+        step.buffers = {n: value for n, value in own.items() if value is not None}
     return buffers
 
 
@@ -253,17 +252,17 @@ def _array(kind: Array.Kind, trainer: int, name: str, tensor: torch.Tensor) -> A
     )
 
 
-def _step(step: ProcessStep, contribution: Contribution) -> AppliedStep:
+def _step(name: ProcessStep, step: Step) -> AppliedStep:
     return AppliedStep(
         step={
             "process": {
-                "trainer": step.process.trainer,
-                "incarnation": step.process.incarnation,
+                "trainer": name.process.trainer,
+                "incarnation": name.process.incarnation,
             },
-            "step": step.step,
+            "step": name.step,
         },
-        hparams=hparams_message(contribution.hparams),
-        overflow=contribution.overflow,
-        refused=contribution.refused,
-        written=contribution.written,
+        hparams=hparams_message(step.hparams),
+        overflow=step.overflow,
+        refused=step.refused,
+        written=step.written,
     )

@@ -18,7 +18,7 @@ from pserver.job_log.records import LogSnapshot, Record, records_bytes
 from pserver.job_log_pb2 import Entry, LoadedRows, LoadedValues, Opening, Records, ShrunkTable
 from pserver.lane.recorded_steps import StepEntries, entry_of_arrays, hparams_message
 from pserver.lane.recorder import PendingEntry, Recorder, pending_entry
-from pserver.lane.rounds import DecidedSteps, Hparams
+from pserver.lane.step import Hparams, LaneUpdate
 from transpiler.program_pb2 import Program
 
 
@@ -73,27 +73,20 @@ class LogRecording:
             records = Records.FromString(standing.to_bytes())
             self.recorder.append(pending_entry(Entry(records=records)))
 
-    def copies_of(self, steps: DecidedSteps) -> PendingEntry | None:
-        """Copies of steps whose update is about to begin; waits until there is room.  Not called
-        under the job's lock.
+    def copies_of(self, update: LaneUpdate) -> PendingEntry | None:
+        """Copies of an update that is about to begin; waits until there is room.  Not called under
+        the job's lock.
         """
         if self.recorder is None or not self.recorder.make_room():
             return None
-        return self._steps.entry(steps)
+        return self._steps.entry(update)
 
-    def applied(
-        self, kept: PendingEntry | None, coefficients: Mapping[str, float] | None = None
-    ) -> None:
-        """Records that the update of steps begins.
-
-        Args:
-            kept: what :meth:`copies_of` gave.
-            coefficients: where norms clip.
-        """
-        if self.recorder is None or kept is None:
+    def begins(self, update: LaneUpdate) -> None:
+        """Records that an update begins.  The caller holds the job's lock."""
+        if self.recorder is None or update.entry is None:
             return
-        kept.entry.applied.coefficients.update(coefficients or {})
-        self.recorder.append(kept)
+        update.entry.entry.applied.coefficients.update(update.coefficients)
+        self.recorder.append(update.entry)
 
     @property
     def on(self) -> bool:

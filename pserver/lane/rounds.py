@@ -1,5 +1,4 @@
-"""The rounds of a sync lane: the trainers' contributions to a step, and its record's decision.
-Pure state, no waiting.
+"""The rounds of a sync lane: the trainers' steps that are one update.  Pure state, no waiting.
 
 [Note: whose buffers]  A training forward changes buffers by itself, on each trainer by what it has
 seen.  The lane's ``buffers`` says whether all trainers have one of two values, or each its own:
@@ -34,11 +33,10 @@ from pserver.dense.update import SliceUpdate, mean, squared_norm, update_all
 from pserver.errors import CorruptFrame, FingerprintMismatch, Refused
 from pserver.finite import NonFiniteStep
 from pserver.job_log.records import ProcessStep
+from pserver.lane.step import Gathered, Hparams, Step, StepState
 from pserver.lane.tasks import UpdateTask
-from pserver.leases.table import EpochRange
-from pserver.table.gradient import RowGradient, RowsBefore, total_of
-from pserver.transport.arrays import Assignment, OutlierPush, PushNorm, checksum
-from transpiler.ir.rules import Hparam
+from pserver.table.gradient import RowGradient, total_of
+from pserver.transport.arrays import Assignment, OutlierPush, checksum
 
 if TYPE_CHECKING:
     from pserver.lane.tables import LockedTable
@@ -47,10 +45,6 @@ if TYPE_CHECKING:
 # ---- shared buffers ----
 #
 # The buffers of a model that trainers share: batch norm's running statistics.
-
-
-# by slice and trainer: its value; None: what the server has
-Gathered = Mapping[str, Mapping[int, Tensor | None]]
 
 
 class SharedBuffers:
@@ -173,9 +167,6 @@ class SharedBuffers:
 # its gradient of an earlier step is never used again.
 
 
-Hparams = Mapping[int, Mapping[str, Hparam]]  # by parameter group, by name
-
-
 class RoundPhase(enum.Enum):
     """The phase of a sync round; the comment above draws the transitions."""
 
@@ -187,91 +178,33 @@ class RoundPhase(enum.Enum):
 
 
 @dataclass(slots=True)
-class Contribution:
-    """One trainer's committed step.
-
-    Attributes:
-        gradients: by slice name, each of its slice's shape and dtype; a slice without a gradient is
-            missing, and so is one whose gradient has been used.
-        hparams: the hyper-parameters of every parameter group at this step.
-        overflow: the trainer saw a gradient that is not finite.
-        row_gradients: by table name; a table that the step does not touch is missing.
-        assignments: its script's external writes, by slice name.
-        written: the checksums of these, by slice name, where all trainers must have written the
-            same; and of rows that it has loaded, by table name.
-        nonfinite: the step itself, where values are not finite.
-        norms: how large its parts are, by variable, where the lane looks at that.
-        outliers: those of them that are far beyond their history.
-        refused: nothing of it is applied, because of values that are not finite, or of outliers.
-        buffers: of the model, which its forward has changed, by slice name.
-        last: the trainer leaves after it.
-        leases: the positions of epochs that it has consumed.
-        before: slices as the trainer has read them, where delays are compensated.
-        rows_before: the same of the rows of its gradients, by table.
-        steps: of the trainer's script that it brings.
-    """
-
-    gradients: dict[str, torch.Tensor]
-    hparams: Hparams
-    overflow: bool
-    row_gradients: dict[str, RowGradient] = field(default_factory=dict)
-    assignments: dict[str, Assignment] = field(default_factory=dict)
-    written: Mapping[str, int] = field(default_factory=dict)
-    nonfinite: tuple[NonFiniteStep, ...] = ()
-    norms: Mapping[str, PushNorm] = field(default_factory=dict)
-    outliers: tuple[OutlierPush, ...] = ()
-    refused: bool = False
-    buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    last: bool = False
-    leases: tuple[EpochRange, ...] = ()
-    before: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    rows_before: dict[str, RowsBefore] = field(default_factory=dict)
-    steps: int = 1
-
-    @property
-    def assigned(self) -> list[str]:
-        """The slices that it assigns."""
-        return [*self.assignments, *self.buffers]
-
-    @property
-    def rows(self) -> int:
-        """The number of rows of tables for which it has a gradient that was not used yet."""
-        return sum(len(each.ids) for each in self.row_gradients.values())
-
-    @property
-    def skipped(self) -> bool:
-        """Whether its gradients do not count."""
-        return self.overflow or self.refused
-
-
-@dataclass(slots=True)
 class SyncRound:
     """The step that all trainers of a sync job take together.
 
-    The job's lock guards ``phase``, ``led``, ``contributions`` and ``task``; in MERGING and
+    The job's lock guards ``phase``, ``led``, ``steps`` and ``task``; in MERGING and
     APPLYING the rest belongs to the threads that merge and update.
 
     Attributes:
-        goes_on_without: a contribution that is refused is left out; otherwise the round is.
+        goes_on_without: a step that is refused is left out; otherwise the round is.
         led: a thread takes it further.
         averages: merged gradients are means over trainers; otherwise sums.
-        contributions: by trainer.
+        steps: by trainer.
         merged: merged gradients by slice.
         norms: by parameter or table: the sum of squares over the elements that this server holds.
         merged_rows: merged gradients by table.
         assignments: what trainers have written, by slice: all of them the same.
         task: the update, from APPLYING on.
-        began: when the first contribution arrived, as metrics measure it.
+        began: when the first step arrived, as metrics measure it.
         time: of its record, in seconds since 1970; 0.0: it has none.
         record: the record's number.
-        steps: that it decides.
+        decided: the steps' names, as the record has them.
     """
 
     goes_on_without: bool = False
     averages: bool = True
     phase: RoundPhase = RoundPhase.COLLECTING
     led: bool = False
-    contributions: dict[int, Contribution] = field(default_factory=dict)
+    steps: dict[int, Step] = field(default_factory=dict)
     merged: dict[str, torch.Tensor] = field(default_factory=dict)
     norms: dict[str, float] = field(default_factory=dict)
     merged_rows: dict[str, RowGradient] = field(default_factory=dict)
@@ -280,30 +213,30 @@ class SyncRound:
     began: float = 0.0
     time: float = 0.0
     record: int = 0
-    steps: tuple[ProcessStep, ...] = ()
+    decided: tuple[ProcessStep, ...] = ()
 
     @property
     def committed(self) -> int:
         """The number of trainers that have committed the step."""
-        return len(self.contributions)
+        return len(self.steps)
 
     @property
     def overflow(self) -> bool:
         """Whether a trainer saw a gradient that is not finite: then no trainer takes the step."""
-        return any(contribution.overflow for contribution in self.contributions.values())
+        return any(step.overflow for step in self.steps.values())
 
     @property
-    def counted(self) -> list[Contribution]:
+    def counted(self) -> list[Step]:
         """The gradients to merge, in the order of the trainers; none where the round is skipped."""
-        in_order = [self.contributions[trainer] for trainer in sorted(self.contributions)]
-        finite = [contribution for contribution in in_order if not contribution.refused]
+        in_order = [self.steps[trainer] for trainer in sorted(self.steps)]
+        finite = [step for step in in_order if not step.refused]
         goes_on = len(finite) == len(in_order) or self.goes_on_without
         return finite if goes_on and not self.overflow else []
 
     @property
     def hparams(self) -> Hparams:
         """The step's hyper-parameters, on which all trainers agree."""
-        return self.contributions[min(self.contributions)].hparams
+        return self.steps[min(self.steps)].hparams
 
     @property
     def goes_on(self) -> bool:
@@ -326,64 +259,60 @@ class SyncRound:
             return task is not None
         return task.early or task.failure is not None
 
-    def add(self, trainer: int, contribution: Contribution) -> None:
+    def add(self, step: Step) -> None:
         """Adds one trainer's step.
 
         Raises:
             FingerprintMismatch: its hyper-parameters differ from those of a trainer that committed
                 before.  Not those of trainers that step by themselves: a window may end early.
         """
-        for other, earlier in () if self.goes_on_without else self.contributions.items():
-            check_hparams(trainer, contribution.hparams, other, earlier.hparams)
-        self.contributions[trainer] = contribution
+        trainer = step.trainer
+        for other, earlier in () if self.goes_on_without else self.steps.items():
+            check_hparams(trainer, step.hparams, other, earlier.hparams)
+        step.state = StepState.STAGED
+        self.steps[trainer] = step
 
-    def decide(
-        self, steps: Sequence[ProcessStep], time: float, record: int
-    ) -> dict[int, Contribution]:
+    def decide(self, names: Sequence[ProcessStep], time: float, record: int) -> dict[int, Step]:
         """Takes the round's record: these steps are in it.
 
         Returns:
             The steps, by trainer.
         """
-        trainers = [step.process.trainer for step in steps]
-        self.contributions = {trainer: self.contributions[trainer] for trainer in trainers}
-        self.steps, self.time, self.record = tuple(steps), time, record
-        return self.contributions
-
-    @property
-    def unapplied(self) -> Mapping[int, Contribution]:
-        """The contributions, once the record of the round stands."""
-        return self.contributions if self.time else {}
-
-    def has_applied(self, record: int) -> bool:
-        """Whether nothing of an earlier record is left to be applied."""
-        return not self.time or self.record > record
+        trainers = [name.process.trainer for name in names]
+        self.steps = {trainer: self.steps[trainer] for trainer in trainers}
+        for step in self.steps.values():
+            step.state, step.time, step.record = StepState.DECIDED, time, record
+        self.decided, self.time, self.record = tuple(names), time, record
+        return self.steps
 
     def drop(self, trainer: int) -> bool:
-        """Drops the contribution of a lost trainer; what is decided stays.
+        """Drops the step of a lost trainer; what is decided stays.
 
         Returns:
-            Whether it had a contribution that is not decided.
+            Whether it had a step that is not decided.
         """
-        return not self.time and self.contributions.pop(trainer, None) is not None
+        if self.time or (step := self.steps.pop(trainer, None)) is None:
+            return False
+        step.state = StepState.DROPPED
+        return True
 
     def refuses(self, trainer: int) -> bool:
         """Whether nothing of a trainer's step is applied because of values that are not finite, or
         outliers, its own or, where the round is skipped, another's.
         """
-        others = () if self.goes_on_without else self.contributions.values()
-        return self.contributions[trainer].refused or any(each.refused for each in others)
+        others = () if self.goes_on_without else self.steps.values()
+        return self.steps[trainer].refused or any(each.refused for each in others)
 
     @property
     def nonfinite(self) -> tuple[NonFiniteStep, ...]:
         """The steps in which a value is not finite, in the order of the trainers."""
-        in_order = (self.contributions[trainer] for trainer in sorted(self.contributions))
+        in_order = (self.steps[trainer] for trainer in sorted(self.steps))
         return tuple(found for each in in_order for found in each.nonfinite)
 
     @property
     def outliers(self) -> tuple[OutlierPush, ...]:
         """The outliers of the trainers' histories, in the order of the trainers."""
-        in_order = (self.contributions[trainer] for trainer in sorted(self.contributions))
+        in_order = (self.steps[trainer] for trainer in sorted(self.steps))
         return tuple(found for each in in_order for found in each.outliers)
 
     def agree(self, variables: Mapping[str, torch.Tensor], tables: Collection[str] = ()) -> None:
@@ -402,25 +331,23 @@ class SyncRound:
             CorruptFrame: the values are not there, or are others than their checksum says.
         """
         # of the least trainer that sends them: those that have written have written the same
-        sent = [self.contributions[trainer] for trainer in sorted(self.contributions)]
+        sent = [self.steps[trainer] for trainer in sorted(self.steps)]
         first = next((each for each in sent if each.assignments), sent[0])
         self.assignments = {
             name: assignment
             for name, assignment in first.assignments.items()
             if name not in first.written
         }
-        written = {name for each in self.contributions.values() for name in each.written}
+        written = {name for each in self.steps.values() for name in each.written}
         for name in sorted(written.intersection(tables)):
-            loaded = {
-                t: self.contributions[t].written.get(name) for t in sorted(self.contributions)
-            }
+            loaded = {t: self.steps[t].written.get(name) for t in sorted(self.steps)}
             if len(set(loaded.values())) > 1:
                 raise FingerprintMismatch(_loads_differ(name, loaded))
         for name in sorted(written.difference(tables)):
             before = checksum(variables[name])
             said = {
-                trainer: self.contributions[trainer].written.get(name, before)
-                for trainer in sorted(self.contributions)
+                trainer: self.steps[trainer].written.get(name, before)
+                for trainer in sorted(self.steps)
             }
             if len(set(said.values())) > 1:
                 raise FingerprintMismatch(_disagreement(name, said, before))
@@ -565,37 +492,3 @@ class Clipping:
     round: SyncRound
     norms: Mapping[str, float]
     scaled: bool = False
-
-
-# ---- decided steps ----
-#
-# Steps of one lane that a record decides, with all that their update reads.
-
-
-@dataclass(slots=True)
-class DecidedSteps:
-    """One update of one lane.
-
-    Attributes:
-        lane: its index in the plan.
-        record: the number of the record.
-        time: of the record, in seconds since 1970.
-        steps: in the order of the trainers.
-        contributions: by trainer.
-        buffers: of the model, which the steps bring.
-        coefficients: where norms clip.
-    """
-
-    lane: int
-    record: int
-    time: float
-    steps: tuple[ProcessStep, ...]
-    contributions: Mapping[int, Contribution]
-    buffers: Gathered = field(default_factory=dict)
-    coefficients: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def own(self) -> Contribution:
-        """The only contribution, where each trainer's step is an update of its own."""
-        (contribution,) = self.contributions.values()
-        return contribution

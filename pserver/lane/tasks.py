@@ -46,7 +46,7 @@ class UpdateTask:
         on_end: called under the lock, once: when every batch is updated (with None), or when one
             has failed and none runs any more (with what it raised).
         after: the update before; no batch begins before that one is finished.  See [Note: turns]
-            in lane.py.  The caller holds the lock.
+            in independent.py.  The caller holds the lock.
 
     Attributes:
         updated: names of the slices and tables that have their new values.

@@ -18,7 +18,7 @@ from threading import Lock
 import torch
 
 from pserver.dense.update import SliceUpdate
-from pserver.lane.rounds import Contribution
+from pserver.lane.step import Step
 
 # ---- snapshot ----
 #
@@ -116,27 +116,27 @@ class AsyncSlices:
         found = {name: self._last_read.get((trainer, name)) for name in names}
         return {name: value for name, value in found.items() if value is not None}
 
-    def update(self, name: str, contribution: Contribution) -> None:
+    def update(self, name: str, step: Step) -> None:
         """Assigns what a trainer has written into a slice, then applies its gradient, if any."""
-        gradient = contribution.gradients.pop(name, None)
-        assignment = contribution.assignments.get(name)
+        gradient = step.gradients.pop(name, None)
+        assignment = step.assignments.get(name)
         if name not in self._updates:
             assert assignment is not None, "a slice without an update is only assigned"
             with self._locks[name], self._writing((name,)):
                 assignment.write(self._variables[name])
             return
-        if contribution.skipped:
+        if step.skipped:
             gradient = None
         if assignment is None and gradient is None:
             return
-        slice_, before = self._updates[name], contribution.before.get(name)
+        slice_, before = self._updates[name], step.before.get(name)
         with self._locks[name], self._snapshots[name].updating(), self._writing((name,)):
             if assignment is not None:
                 assignment.write(slice_.value)
                 # the gradient was computed at what the trainer wrote
                 before = None if before is None else assignment.applied_to(before)
             if gradient is not None:
-                slice_.update(gradient, contribution.hparams[slice_.group], before=before)
+                slice_.update(gradient, step.hparams[slice_.group], before=before)
 
     def read(self, trainer: int, name: str, in_place: bool = False) -> torch.Tensor:
         """A copy of a slice between two updates, shared with other readers; the memory itself where

@@ -32,7 +32,7 @@ from pserver.errors import FingerprintMismatch, Refused
 from pserver.job.program import InstalledProgram, check_program
 from pserver.job_log.files import Damaged, EntryPlace, EntryReader
 from pserver.job_log.records import Decided, Joined, LogSnapshot, records_of
-from pserver.lane.recorded_steps import arrays_of, hparams_of, steps_of
+from pserver.lane.recorded_steps import arrays_of, hparams_of, update_of
 from pserver.membership.decisions import Decisions
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.members import Membership
@@ -366,11 +366,11 @@ class ReplayedServer:
             self.steps.update(each.step.process.trainer for each in place.entry.applied.steps)
 
     def _steps(self, place: EntryPlace) -> None:
-        steps = steps_of(place.entry, place.payload)
-        self.installed.lane(steps.lane).replay(steps)
-        self.record = max(self.record, steps.record)
+        update = update_of(place.entry, place.payload)
+        self.installed.lane(update.lane).replay(update)
+        self.record = max(self.record, update.record)
         self.count(place)
-        for each in steps.steps:
+        for each in update.decided:
             self._last[each.process.trainer] = max(self._last[each.process.trainer], each.step)
 
     def _stands(self, place: EntryPlace) -> None:

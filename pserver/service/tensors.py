@@ -35,8 +35,10 @@ from pserver.finite import is_finite
 from pserver.job.job import Job
 from pserver.lane.lane import LaneExecutor
 from pserver.lane.leases import ranges_of
-from pserver.lane.rounds import Clipping, Contribution
+from pserver.lane.rounds import Clipping
+from pserver.lane.step import Step
 from pserver.lane.tasks import UpdateTask
+from pserver.membership.decisions import process_of
 from pserver.membership.members import Member
 from pserver.membership.watermark import Outcome
 from pserver.security.tokens import Role
@@ -515,8 +517,8 @@ class TensorService:
             self._loaded(header)
             return
         executor, step = self._executor(), header.step
-        contribution = self._contribution(step, header.commit)
-        task = self._taken(step, lambda: executor.commit(self._member, step, contribution))
+        whole = self._step(step, header.commit)
+        task = self._taken(step, lambda: executor.commit(self._member, whole))
         if isinstance(task, Clipping):
             self._stream.send(Frame(kind=Kind.NORMS, step=step, norms=Norms(squared=task.norms)))
             task = executor.scale(task, self._coefficients(step))
@@ -554,22 +556,24 @@ class TensorService:
             self._job.lifecycle.fail(JobFailed(text))
             raise
 
-    def _contribution(self, step: int, commit: Commit) -> Contribution:
+    def _step(self, number: int, commit: Commit) -> Step:
         """The step that a COMMIT completes: every slice's gradient is whole, or named as absent."""
         assembler = self._assembler()
         odd = assembler.nonfinite()
-        gradients = assembler.complete(step, commit.absent)
+        gradients = assembler.complete(number, commit.absent)
         rows = self._row_gradients()
         odd = {self._executor().updates[name].parameter for name in odd} | nonfinite_rows(rows)
-        assigned = {} if self._assignments is None else self._assignments.assignments(step)
-        return Contribution(
+        assigned = {} if self._assignments is None else self._assignments.assignments(number)
+        return Step(
+            process_of(self._member),
+            number,
             gradients,
             {group.group: hparams_from_proto(group.values) for group in commit.hparams},
             commit.overflow,
             rows,
             {name: each for name, each in assigned.items() if name not in commit.buffers},
             dict(commit.written),
-            nonfinite_steps(self._member.trainer, step, odd | set(commit.nonfinite)),
+            nonfinite_steps(self._member.trainer, number, odd | set(commit.nonfinite)),
             norms=norms_of(commit, self._job.installed().plan),
             buffers=whole_values(commit.buffers, assigned),
             last=commit.last,

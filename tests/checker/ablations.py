@@ -25,7 +25,7 @@ import torch
 from pserver.client.client import Client
 from pserver.client.stream import RetryingStream
 from pserver.dense.slices import SliceCopies, SliceStore
-from pserver.errors import Refused
+from pserver.errors import Refused, TrainerLost
 from pserver.job import reload
 from pserver.job.coordination import Coordination
 from pserver.job.job import Job
@@ -36,16 +36,14 @@ from pserver.job_log.coordinator import Coordinator
 from pserver.job_log.link import LinkEnd, Messages
 from pserver.job_log.records import Lost, Process
 from pserver.lane import leases as job_leases
-from pserver.lane.lane import (
-    AppliedRounds,
-    LaneExecutor,
-    LaneWaits,
-    StagedSteps,
-)
+from pserver.lane.independent import IndependentSteps
+from pserver.lane.lane import LaneExecutor
 from pserver.lane.leases import JobLeases
 from pserver.lane.rounds import Clipping
+from pserver.lane.step import Step, StepState
 from pserver.lane.tables import LockedTable
 from pserver.lane.tasks import UpdateTask
+from pserver.lane.together import AppliedRounds, JointSteps
 from pserver.leases.epoch import EpochLeases, Intervals, Lease
 from pserver.leases.table import EpochRange, LeaseAsked, LeaseTable
 from pserver.membership.decisions import Decisions, LoggedCalls, Quiesce, process_of
@@ -105,11 +103,11 @@ def forgets(patch: Patch) -> None:
     """A step that comes again counts again."""
     right = LaneExecutor.commit
 
-    def commit(lane: LaneExecutor, member: Member, step: int, contribution: Any) -> Any:
+    def commit(lane: LaneExecutor, member: Member, step: Step) -> Any:
         mark = member.watermark(lane.index)
-        if step == mark.applied:
-            mark.applied, mark.taking = step - 1, 0
-        return right(lane, member, step, contribution)
+        if step.number == mark.applied:
+            mark.applied, mark.taking = step.number - 1, 0
+        return right(lane, member, step)
 
     patch.setattr(LaneExecutor, "commit", commit)
 
@@ -119,10 +117,10 @@ def answered_before_it_is_applied(patch: Patch) -> None:
     """One that comes again is answered at once."""
     right = LaneExecutor.commit
 
-    def commit(lane: LaneExecutor, member: Member, step: int, contribution: Any) -> Any:
-        if step == member.watermark(lane.index).taking == member.step(lane.index) + 1:
+    def commit(lane: LaneExecutor, member: Member, step: Step) -> Any:
+        if step.number == member.watermark(lane.index).taking == member.step(lane.index) + 1:
             return UpdateTask()
-        return right(lane, member, step, contribution)
+        return right(lane, member, step)
 
     patch.setattr(LaneExecutor, "commit", commit)
 
@@ -153,10 +151,10 @@ def any_order(patch: Patch) -> None:
     """A step is taken though the one before it has not come."""
     right = LaneExecutor.commit
 
-    def commit(lane: LaneExecutor, member: Member, step: int, contribution: Any) -> Any:
+    def commit(lane: LaneExecutor, member: Member, step: Step) -> Any:
         mark = member.watermark(lane.index)
-        mark.applied = max(mark.applied, step - 1)
-        return right(lane, member, step, contribution)
+        mark.applied = max(mark.applied, step.number - 1)
+        return right(lane, member, step)
 
     patch.setattr(LaneExecutor, "commit", commit)
 
@@ -335,23 +333,30 @@ def on_one_server(patch: Patch) -> None:
 def in_its_own_order(patch: Patch) -> None:
     """A server applies what is decided as its threads come."""
 
-    def any_turn(steps: StagedSteps, staged: Any) -> None:
-        steps._wait(staged.event, staged.member, lambda: staged.turn >= 0, staged)
+    def any_turn(steps: IndependentSteps, member: Member, step: Step) -> None:
+        def check() -> None:
+            if step.state is StepState.DROPPED:
+                raise TrainerLost(member.fenced)
+            steps._job.check_running()
 
-    def decide(steps: StagedSteps, *record: Any) -> Any:
-        waiting = list(steps._waiting.values())
+        assert step.event is not None
+        steps._job.waits.wait(step.event, lambda: step.turn >= 0, check=check)
+
+    def decide(steps: IndependentSteps, *record: Any) -> Any:
+        waiting = list(steps._staged.values())
         found = right(steps, *record)
-        for staged in waiting:
-            staged.event.notify()
+        for step in waiting:
+            assert step.event is not None
+            step.event.notify()
         return found
 
-    def begin(steps: StagedSteps) -> None:
+    def begin(steps: IndependentSteps) -> None:
         steps._begun += 1
 
-    right = StagedSteps.decide
-    patch.setattr(StagedSteps, "wait_for_turn", any_turn)
-    patch.setattr(StagedSteps, "decide", decide)
-    patch.setattr(StagedSteps, "begin", begin)
+    right = IndependentSteps.decide
+    patch.setattr(IndependentSteps, "_wait_for_turn", any_turn)
+    patch.setattr(IndependentSteps, "decide", decide)
+    patch.setattr(IndependentSteps, "_begin", begin)
 
 
 @without(LOG, "a step's time is its record's", 0)
@@ -823,19 +828,19 @@ def muted(patch: Patch, owner: Any, name: str) -> None:
 @without(WAITS, "a step is told that its turn has come", 1)
 def turns_are_not_told(patch: Patch) -> None:
     """A thread that waits for its turn stands for ever."""
-    patch.setattr(StagedSteps, "_tell_next", lambda steps: None)
+    patch.setattr(IndependentSteps, "_tell_next", lambda steps: None)
 
 
 @without(WAITS, "a round is told that it has its record, and that it is applied", 0)
 def rounds_are_not_told(patch: Patch) -> None:
     """Threads that wait in a round stand for ever."""
-    muted(patch, LaneWaits, "moved")
+    muted(patch, JointSteps, "moved")
 
 
 @without(WAITS, "a step is told that the slowest trainer has come nearer", 4)
 def the_slowest_is_not_told(patch: Patch) -> None:
     """A thread that waits for the slowest trainer stands for ever."""
-    muted(patch, LaneWaits, "_nearer")
+    muted(patch, IndependentSteps, "_nearer")
 
 
 @without(WAITS, "a call is told that the steps before it are applied", 0)
@@ -883,7 +888,7 @@ def the_lost_are_awaited(patch: Patch) -> None:
 @without(WAITS, "a trainer waits for the slowest one", 4)
 def staleness_has_no_bound(patch: Patch) -> None:
     """It waits for nobody."""
-    patch.setattr(LaneWaits, "slowest", lambda waits: 2**63)
+    patch.setattr(IndependentSteps, "slowest", lambda steps: 2**63)
 
 
 @without(
@@ -930,8 +935,8 @@ def norms_are_not_sent_again(patch: Patch) -> None:
     """A trainer that has lost its answer gets no norms."""
     right = AppliedRounds.again
 
-    def again(rounds: AppliedRounds, member: Member, step: int) -> UpdateTask | Clipping:
-        found = right(rounds, member, step)
+    def again(rounds: AppliedRounds, member: Member, number: int) -> UpdateTask | Clipping:
+        found = right(rounds, member, number)
         return UpdateTask() if isinstance(found, Clipping) else found
 
     patch.setattr(AppliedRounds, "again", again)

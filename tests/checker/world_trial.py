@@ -18,7 +18,8 @@ from pserver.config import ServerConfig, split_endpoint
 from pserver.errors import ServerLost
 from pserver.job_log.follower import FollowerLink
 from pserver.job_log.records import Process as LogProcess
-from pserver.lane.lane import LaneUpdates
+from pserver.lane.independent import IndependentSteps
+from pserver.lane.together import JointSteps
 from pserver.launcher import last_word
 from pserver.membership.decisions import Decisions
 from pserver.security.access import OPEN
@@ -323,7 +324,7 @@ class Trial:
 def slow_updates(seed: int) -> Iterator[None]:
     """While it lasts, servers of this process take a while for some updates, under no lock."""
     draw = random.Random(f"{seed} slow updates")
-    before = {name: vars(LaneUpdates)[name] for name in ("update", "update_round")}
+    before = {policy: policy.update for policy in (IndependentSteps, JointSteps)}
 
     def slow(right: Any) -> Any:
         def update(*arguments: Any) -> None:
@@ -332,13 +333,13 @@ def slow_updates(seed: int) -> Iterator[None]:
 
         return update
 
-    for name, right in before.items():
-        setattr(LaneUpdates, name, slow(right))
+    for policy, right in before.items():
+        policy.update = slow(right)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        for name, right in before.items():
-            setattr(LaneUpdates, name, right)
+        for policy, right in before.items():
+            policy.update = right  # type: ignore[method-assign]
 
 
 def play_world(world: World) -> Outcome:

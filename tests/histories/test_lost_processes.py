@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from pserver.job_log.coordinator import Coordinator
-from pserver.lane.lane import StagedSteps
+from pserver.lane.independent import IndependentSteps
+from pserver.membership.members import Member
 from tests.checker.losses import Loss, play
 from tests.support.tiers import RARE
 
@@ -27,11 +28,11 @@ def on_one_server(patch: pytest.MonkeyPatch) -> None:
 def without_its_record(patch: pytest.MonkeyPatch) -> None:
     """A server applies what it has staged, and waits for nobody."""
 
-    def at_once(steps: StagedSteps, staged: Any) -> None:
-        steps._waiting.pop(staged.member.trainer, None)
+    def at_once(steps: IndependentSteps, member: Member, step: Any) -> None:
+        steps._staged.pop(member.trainer, None)
 
-    patch.setattr(StagedSteps, "wait_for_turn", at_once)
-    patch.setattr(StagedSteps, "decide", lambda *arguments: None)
+    patch.setattr(IndependentSteps, "_wait_for_turn", at_once)
+    patch.setattr(IndependentSteps, "decide", lambda *arguments: {})
 
 
 @pytest.mark.parametrize("wrong", [on_one_server, without_its_record])

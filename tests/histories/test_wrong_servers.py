@@ -10,9 +10,12 @@ import torch
 
 from pserver.dense.update import SliceUpdate
 from pserver.errors import Unreachable
-from pserver.lane.lane import LaneExecutor, LaneWaits
+from pserver.lane.independent import IndependentSteps
+from pserver.lane.lane import LaneExecutor
 from pserver.lane.rounds import SyncRound
+from pserver.lane.step import Step
 from pserver.lane.tables import LockedTable
+from pserver.lane.together import JointSteps
 from pserver.membership.members import Member
 from pserver.membership.watermark import Watermark
 from pserver.table.gradient import RowGradient
@@ -187,11 +190,11 @@ def forgets(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that comes again is taken again."""
     commit = LaneExecutor.commit
 
-    def wrong(steps: LaneExecutor, member: Member, step: int, contribution: Any) -> Any:
-        mark = member.watermark(steps.index)
-        if step == mark.applied:
-            mark.applied, mark.taking = step - 1, 0
-        return commit(steps, member, step, contribution)
+    def wrong(lane: LaneExecutor, member: Member, step: Step) -> Any:
+        mark = member.watermark(lane.index)
+        if step.number == mark.applied:
+            mark.applied, mark.taking = step.number - 1, 0
+        return commit(lane, member, step)
 
     monkeypatch.setattr(LaneExecutor, "commit", wrong)
 
@@ -202,26 +205,28 @@ def marks_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     commit = LaneExecutor.commit
 
-    def wrong(steps: LaneExecutor, member: Member, step: int, contribution: Any) -> Any:
-        mark = member.watermark(steps.index)
-        if mark.stream > 1 and step == mark.applied + 1:
-            mark.taking = step
+    def wrong(lane: LaneExecutor, member: Member, step: Step) -> Any:
+        mark = member.watermark(lane.index)
+        if mark.stream > 1 and step.number == mark.applied + 1:
+            mark.taking = step.number
             mark.apply(1, False)
-        return commit(steps, member, step, contribution)
+        return commit(lane, member, step)
 
     monkeypatch.setattr(LaneExecutor, "commit", wrong)
 
 
 def answers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounded staleness waits for nobody."""
-    monkeypatch.setattr(LaneWaits, "slowest", lambda waits: 2**63)
+    monkeypatch.setattr(IndependentSteps, "slowest", lambda steps: 2**63)
 
 
 def forgets_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a step came to is not kept for its second asking."""
     apply = Watermark.apply
     monkeypatch.setattr(
-        Watermark, "apply", lambda mark, committed, overflow: apply(mark, committed, False)
+        Watermark,
+        "apply",
+        lambda mark, committed, overflow, *rest: apply(mark, committed, False, *rest),
     )
 
 
@@ -241,13 +246,13 @@ def lets_repeats_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def counts_versions_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each round counts as two updates."""
-    applied = LaneExecutor._applied
+    applied = JointSteps._applied
 
-    def wrong(steps: LaneExecutor, current: Any) -> None:
+    def wrong(steps: JointSteps, current: Any) -> None:
         applied(steps, current)
-        steps.version += 1
+        steps._state.version += 1
 
-    monkeypatch.setattr(LaneExecutor, "_applied", wrong)
+    monkeypatch.setattr(JointSteps, "_applied", wrong)
 
 
 FORGETFUL = {  # where it shows, and what is forgotten

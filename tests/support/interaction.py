@@ -23,8 +23,10 @@ from pserver.checkpoint import checkpoint
 from pserver.config import ServerConfig
 from pserver.errors import PServerError
 from pserver.job.job import PROTOCOL
-from pserver.lane.rounds import Clipping, Contribution
+from pserver.lane.rounds import Clipping
+from pserver.lane.step import Step
 from pserver.membership import lifecycle
+from pserver.membership.decisions import process_of
 from pserver.membership.members import Member
 from tests.support import delivered, job_frames
 from tests.support.delivered import Links, Network, Server
@@ -267,14 +269,15 @@ class Interaction:
             + (update.value if kind.outer_optimizer else 0.0)
             for name, update in lane.updates.items()
         }
-        own = Contribution(
+        own = Step(
+            process_of(member),
+            step,
             brought,
             {0: RULE},
-            overflow=False,
             last="last" in flags,
             leases=() if index else tuple((0, a, b) for a, b in ranges),
         )
-        taken = lane.commit(member, step, own)
+        taken = lane.commit(member, own)
         assert not isinstance(taken, Clipping), "no norm clips here"
         taken.finish()
         outcome = lane.outcome(member, step, taken)

@@ -21,7 +21,9 @@ from pserver.dense.update import clip_coefficients
 from pserver.job.job import PROTOCOL, Job
 from pserver.job.program import InstalledProgram
 from pserver.lane.lane import LaneExecutor
-from pserver.lane.rounds import Clipping, Contribution
+from pserver.lane.rounds import Clipping
+from pserver.lane.step import Step
+from pserver.membership.decisions import process_of
 from pserver.membership.members import Member
 from pserver.table.gradient import RowGradient
 from pserver.transport.arrays import Assignment, checksum
@@ -150,7 +152,7 @@ class RecordedJob:
         for name in lane.updates:
             lane.read(member, name)
         rows = {name: self._rows(name, lane, member, rng) for name in lane.tables}
-        taken = lane.commit(member, step, self._contribution(member, lane, step, rows, rng))
+        taken = lane.commit(member, self._whole(member, lane, step, rows, rng))
         if isinstance(taken, Clipping):
             assert self.installed.plan.clip is not None
             coefficients = clip_coefficients(self.installed.plan.clip, [taken.norms])
@@ -158,14 +160,14 @@ class RecordedJob:
         taken.finish()
         lane.outcome(member, step, taken)
 
-    def _contribution(
+    def _whole(
         self,
         member: Member,
         lane: LaneExecutor,
         step: int,
         rows: dict[str, RowGradient],
         rng: torch.Generator,
-    ) -> Contribution:
+    ) -> Step:
         kind, plan = lane.lane.kind, self.installed.plan
         near = {n: u.value.clone() if kind.outer_optimizer else 0 for n, u in lane.updates.items()}
         hparams = {
@@ -175,7 +177,9 @@ class RecordedJob:
             }
             for index, rule in enumerate(plan.groups)
         }
-        contribution = Contribution(
+        whole = Step(
+            process_of(member),
+            step,
             {
                 name: near[name] + torch.randn(update.value.shape, generator=rng) / 8
                 for name, update in lane.updates.items()
@@ -185,26 +189,24 @@ class RecordedJob:
             overflow=step == 3 and member.trainer == 1,
             row_gradients=rows,
         )
-        self._writes(contribution, member, lane, step)
+        self._writes(whole, member, lane, step)
         if lane.index == 0:
-            contribution.buffers = self._buffers(member, lane, rng)
-        return contribution
+            whole.buffers = self._buffers(member, lane, rng)
+        return whole
 
-    def _writes(
-        self, contribution: Contribution, member: Member, lane: LaneExecutor, step: int
-    ) -> None:
+    def _writes(self, whole: Step, member: Member, lane: LaneExecutor, step: int) -> None:
         """What a script has written: in each fourth step."""
         if step % 4 or not lane.updates:
             return
         name, update = next(iter(lane.updates.items()))
         if not lane.lane.kind.waits_for_all:
             values = torch.full((1,), float(step + member.trainer))
-            contribution.assignments = {name: Assignment(values, torch.tensor([1]))}
+            whole.assignments = {name: Assignment(values, torch.tensor([1]))}
             return
         whole = torch.full(update.value.shape, 1 / step)
-        contribution.written = {name: checksum(whole)}
+        whole.written = {name: checksum(whole)}
         if member.trainer == 0:
-            contribution.assignments = {name: Assignment(whole)}
+            whole.assignments = {name: Assignment(whole)}
 
     def _buffers(
         self, member: Member, lane: LaneExecutor, rng: torch.Generator

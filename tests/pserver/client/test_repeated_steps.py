@@ -254,7 +254,7 @@ def test_a_sync_step_that_comes_again_while_others_are_awaited_joins_the_round(s
     plan = plan_of(SYNC, 2)
     first, second = Trainer(job, port, plan, 0), Trainer(job, port, plan, 1)
     first.send(first.open(2), 1, -4.0)
-    eventually(lambda: len(job.installed().lanes[0]._round.contributions) == 1)
+    eventually(lambda: len(job.installed().lanes[0].staged) == 1)
     with ThreadPoolExecutor(1) as pool:
         again = pool.submit(first.step, first.open(3), 1, -4.0)
         second.step(second.open(1), 1, -2.0)

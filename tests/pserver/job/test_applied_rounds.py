@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 from pserver.job_log.records import Process, ProcessStep
-from pserver.lane.lane import AppliedRounds
 from pserver.lane.leases import JobLeases
-from pserver.lane.rounds import Clipping, Contribution, SyncRound
+from pserver.lane.rounds import Clipping, SyncRound
+from pserver.lane.step import Step
+from pserver.lane.together import AppliedRounds
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.members import Member, Membership
 from pserver.telemetry.metrics import JobSteps
@@ -19,9 +23,11 @@ def applied(norms: dict[str, float]) -> tuple[AppliedRounds, Member]:
     member = Member(0, "first", "tcp", 0.0)
     members.add(member)
     member.watermark(0).begin(1, 0)
-    rounds = AppliedRounds(0, members, JobLeases(members, job), JobSteps().lane(0))
-    current = SyncRound(norms=norms, steps=(ProcessStep(Process(0, "first"), 1),))
-    current.add(0, Contribution({}, {}, False))
+    leases, measured = JobLeases(members, job), JobSteps().lane(0)
+    state = SimpleNamespace(index=0, members=members, leases=leases, measured=measured)
+    rounds, process = AppliedRounds(cast(Any, state)), Process(0, "first")
+    current = SyncRound(norms=norms, decided=(ProcessStep(process, 1),))
+    current.add(Step(process, 1, {}, {}))
     rounds.add(current)
     return rounds, member
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import pserver.job.background_saves
-import pserver.lane.lane
+import pserver.lane.updates
 import pserver.service.tensors
 from pserver.checkpoint.checkpoint import Writer
 from pserver.config import ServerConfig
@@ -23,10 +23,13 @@ from pserver.dense.slices import SliceCopies, SliceStore
 from pserver.errors import Busy, Refused, TimedOut, Unprepared, from_wire
 from pserver.job.job import PROTOCOL, Job, JobIdentity
 from pserver.job.program import InstalledProgram
-from pserver.lane.lane import LaneExecutor, LaneUpdates, PreparedSteps
+from pserver.lane.independent import IndependentSteps
+from pserver.lane.lane import LaneExecutor
 from pserver.lane.leases import JobLeases
 from pserver.lane.recording import LogRecording
 from pserver.lane.tables import LockedCut, LockedTable
+from pserver.lane.together import JointSteps
+from pserver.lane.updates import LaneState
 from pserver.lane.values import AsyncSlices
 from pserver.membership.decisions import Decisions
 from pserver.membership.members import Membership
@@ -86,12 +89,12 @@ PLACES: list[tuple[Any, str]] = [
     (InstalledProgram, "load_rows"),
     (InstalledProgram, "discard_snapshots"),
     (SparseTable, "load"),
-    (PreparedSteps, "begins"),
+    (LogRecording, "begins"),
     (Decisions, "staged"),
-    (LaneUpdates, "prepare"),
+    (LaneState, "prepare"),
     (LaneSteps, "updated"),
     (LockedTable, "update"),
-    (pserver.lane.lane, "UpdateTask"),
+    (pserver.lane.updates, "UpdateTask"),
     (pserver.service.tensors, "done_of"),
     (SliceCopies, "copy"),
     (LockedTable, "cut"),
@@ -111,10 +114,10 @@ PLACES: list[tuple[Any, str]] = [
     (Membership, "load_watermarks"),
     (json, "dumps"),
 ]
-SYNC: list[tuple[Any, str]] = [(LaneUpdates, "update_round"), (LaneExecutor, "_applied")]
+SYNC: list[tuple[Any, str]] = [(JointSteps, "update"), (JointSteps, "_applied")]
 ASYNC: list[tuple[Any, str]] = [
-    (LaneUpdates, "update"),
-    (LaneExecutor, "_applied_one"),
+    (IndependentSteps, "update"),
+    (IndependentSteps, "_applied"),
     (AsyncSlices, "read"),
 ]
 

@@ -9,7 +9,7 @@ import pytest
 from pserver.errors import Refused
 from pserver.job_log.records import Process
 from pserver.lane.leases import JobLeases
-from pserver.lane.rounds import Contribution
+from pserver.lane.step import Step
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.members import Member, Membership
 from pserver.wire_pb2 import LeaseEpoch, LeaseRequest
@@ -104,4 +104,4 @@ def test_who_comes_when_its_samples_are_divided_waits_until_those_are_used_up() 
         assert not leases.let_in(1, {})
         leases.decided(0, "0", [(0, 5, 9)])
         assert not leases.let_in(1, {})
-        assert leases.let_in(1, {0: Contribution({}, {}, False, leases=((0, 9, 10),))})
+        assert leases.let_in(1, {0: Step(Process(0, "a"), 1, {}, {}, leases=((0, 9, 10),))})
