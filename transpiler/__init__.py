@@ -187,26 +187,8 @@ violation       one place in a program where an invariant does not hold
 Essays
 ======
 
-[Note: deep gradient compression]             optim/dgc.py
-[Note: no copy, no lock]                      files/files.py
-[Note: names]                                 ir/block.py
-[Note: wrappers]                              ir/plain_names.py
-[Note: ops that are not accepted]             ir/aten_ops.py
-[Note: a name, never code]                    ir/python_functions.py
-[Note: rules as data]                         ir/update_block.py
-[Note: every element alike]                   ir/rule_optimizer.py
-[Note: running a layer again]                 ir/recurrent.py
-[Note: dropout in a program]                  inference/inference.py
-[Note: what stays free]                       tracing/trace.py
-[Note: gradients as autograd stores them]     tracing/trace.py
-[Note: tracing a rule]                        tracing/trace_rule.py
-[Note: one pull]                              passes/trainer_tables.py
-[Note: backups]                               passes/pserver.py
-[Note: the shape of a pserver's program]      verify/untrusted.py
-[Note: what a fingerprint covers]             formats/messages.py
-[Note: defaults]                              strategy/strategy.py
-[Note: ops inside functions]                  precision/ops.py
-[Note: the loss scale stays inside]           precision/mixed_forward.py
+An essay stands in the file that it is about, as a ``[Note: ...]``; code that relies on one says
+``See [Note: ...]``.  ``docs/notes.md`` lists them.
 """
 
 from typing import TYPE_CHECKING

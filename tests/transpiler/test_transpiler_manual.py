@@ -73,21 +73,6 @@ def test_imports_go_up_the_manual(path: Path) -> None:
             assert other == here or order.index(other) < order.index(here), module
 
 
-def test_the_manual_lists_every_essay() -> None:
-    """The index of essays has each [Note: title] of the package, with its file."""
-    index = MANUAL.partition("Essays\n")[2]
-    found = {
-        f"[Note: {' '.join(title.split())}] {path.relative_to(ROOT).as_posix()}"
-        for path in SOURCES
-        if path != ROOT / "__init__.py"
-        for title in re.findall(
-            r"(?<![Ss]ee )(?<![Ss]ee\n)\[Note: ([^\]]+)\]  ", path.read_text(encoding="utf-8")
-        )
-    }
-
-    assert found == {" ".join(line.split()) for line in index.splitlines() if "[Note" in line}
-
-
 @pytest.mark.parametrize("name", transpiler.__all__)
 def test_examples_run(name: str) -> None:
     """The examples of everything that the package exports print what they show."""
