@@ -30,6 +30,12 @@ BEFORE, LATER, RATE = 3, 12, 0.5  # steps: before a trainer is lost, and of each
 pytestmark = pytest.mark.timeout(60)
 
 
+@pytest.fixture(autouse=True)
+def nobody_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These scripts have no passes, and never say where they are."""
+    monkeypatch.setattr("pserver.client.client.REPORT_SECONDS", 1.0)
+
+
 @pytest.fixture
 def servers() -> Iterator[list[Server]]:
     with Server(ServerConfig()) as one, Server(ServerConfig()) as other:
