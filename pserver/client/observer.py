@@ -13,7 +13,7 @@ import torch
 from pserver import timeouts
 from pserver.client.channel import Channel, Hparams
 from pserver.client.replies import log_place_of
-from pserver.config import split_endpoint
+from pserver.config import PREFERRED_TRANSPORTS, split_endpoint
 from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError
 from pserver.security.access import OPEN, Access
@@ -25,7 +25,6 @@ from pserver.wire_pb2 import Hello, ObserveReply, ObserveRequest
 from transpiler.formats.messages import hparams_from_proto
 from transpiler.program import Program
 
-PREFERRED = ("shm", "tcp", "grpc")
 PAUSE_SECONDS = 600.0  # for the steps that run, and for another observer's pause
 SCAN_ROWS = 65536
 
@@ -82,7 +81,7 @@ class Observer:
         self._ended = threading.Event()
         self._arrived: dict[str, torch.Tensor] = {}
         try:
-            wanted = suited(PREFERRED, split_endpoint(endpoint)[0])
+            wanted = suited(PREFERRED_TRANSPORTS, split_endpoint(endpoint)[0])
             self._reply = self._control.observe(ObserveRequest(transports=wanted))
             self.program = Program.from_proto(self._reply.program)
             self.fingerprint = self._reply.fingerprint

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 
 from pserver.config import (
     HEARTBEAT_TIMEOUT_SECONDS,
+    PREFERRED_TRANSPORTS,
     START_TIMEOUT_SECONDS,
     split_endpoint,
 )
@@ -50,7 +51,6 @@ from pserver.wire_pb2 import FollowReply, FollowRequest, Frame, Hello, Kind
 
 log = logging.getLogger(__name__)
 
-PREFERRED = ("shm", "tcp", "grpc")
 RETRY_SECONDS = 0.1  # between two tries to open a stream again
 POLL_SECONDS = 0.1  # between two questions whether the coordinator is ready
 GOODBYE_SECONDS = 1.0  # for the coordinator to hear the last messages
@@ -101,7 +101,7 @@ class FollowerLink:
         *,
         last: int | None = None,
         returns: bool = False,
-        transports: Sequence[str] = PREFERRED,
+        transports: Sequence[str] = PREFERRED_TRANSPORTS,
         heartbeat_timeout_seconds: float = HEARTBEAT_TIMEOUT_SECONDS,
         start_timeout_seconds: float = START_TIMEOUT_SECONDS,
     ) -> None:

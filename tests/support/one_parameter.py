@@ -7,6 +7,7 @@ import torch
 from pserver.client.channel import Channel
 from pserver.client.client import Client, Identity
 from pserver.client.replies import Reply
+from pserver.config import PREFERRED_TRANSPORTS
 from pserver.security.access import OPEN, Access
 from tests.support.load import result
 from transpiler.distribute import plan_parameters, pserver_program
@@ -14,9 +15,6 @@ from transpiler.ir.rules import Rule
 from transpiler.plan.plan import Deployment, Plan
 
 SECONDS = 20.0
-
-
-TRANSPORTS = ("shm", "tcp", "grpc")
 
 
 NUMBERS = {"lr": 0.5, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
@@ -41,7 +39,7 @@ class Trainer:
         endpoint: str,
         number: int = 0,
         trainers: int = 1,
-        transports: tuple[str, ...] = TRANSPORTS,
+        transports: tuple[str, ...] = PREFERRED_TRANSPORTS,
         access: Access = OPEN,
     ) -> None:
         self.value = torch.ones(1000)

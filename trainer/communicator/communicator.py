@@ -26,6 +26,7 @@ from pserver.client.channel import Channel, Hparams
 from pserver.client.client import Client, Identity
 from pserver.client.replies import Admission, Reply
 from pserver.client.stream import Destination
+from pserver.config import PREFERRED_TRANSPORTS
 from pserver.errors import Refused
 from pserver.table.gradient import RowGradient
 from pserver.telemetry.memory import keep_memory, trim_memory
@@ -62,9 +63,6 @@ if TYPE_CHECKING:
 # ---- connections ----
 #
 # A trainer's clients, one for each server of its plan.
-
-
-TRANSPORTS = ("shm", "tcp", "grpc")
 
 
 def clients_of(
@@ -114,7 +112,9 @@ def _identity(deployment: Deployment, connection: Connection, incarnation: str) 
         incarnation=incarnation,
         fingerprint=deployment.plan.fingerprint(),
         manifest=deployment.plan.manifest(),
-        transports=TRANSPORTS if connection.transport == "auto" else (connection.transport,),
+        transports=PREFERRED_TRANSPORTS
+        if connection.transport == "auto"
+        else (connection.transport,),
         coordinator=deployment.endpoints[0],
     )
 

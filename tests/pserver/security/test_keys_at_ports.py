@@ -15,7 +15,7 @@ from rich.console import Console
 
 from pserver.__main__ import main
 from pserver.client.observer import Observer
-from pserver.config import ServerConfig
+from pserver.config import PREFERRED_TRANSPORTS, ServerConfig
 from pserver.control.control_client import ControlClient
 from pserver.errors import NotAllowed, Untrusted
 from pserver.launcher import status
@@ -26,7 +26,7 @@ from pserver.security.keys import KeyFolder
 from pserver.security.tokens import Role, Secret
 from pserver.service.server import Server
 from tests.support.cluster_keys import foreign_folder, key_folder, keys_of
-from tests.support.one_parameter import TRANSPORTS, Trainer
+from tests.support.one_parameter import Trainer
 from tests.support.waiting import eventually
 from trainer.environment.environment import Connection
 
@@ -46,7 +46,7 @@ def server() -> Iterator[Server]:
         yield running
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", PREFERRED_TRANSPORTS)
 def test_a_job_runs_over_tls(server: Server, transport: str) -> None:
     """Over each transport, and as without keys; an operator reads it meanwhile."""
     trainer = Trainer(server.endpoint, transports=(transport,), access=access_of("trainer"))

@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from pserver.config import ServerConfig, split_endpoint
+from pserver.config import PREFERRED_TRANSPORTS, ServerConfig, split_endpoint
 from pserver.control.control_client import ControlClient
 from pserver.errors import GarbledStream, PServerError, Refused
 from pserver.service.server import Server
@@ -35,7 +35,6 @@ from pserver.wire_pb2 import (
 from tests.support.one_parameter import SECONDS, Trainer, plan_of
 from tests.support.waiting import eventually
 
-TRANSPORTS = ("shm", "tcp", "grpc")
 FLOOD = 600  # more than a pool of threads ever had
 
 
@@ -101,7 +100,7 @@ def threads_of_streams() -> int:
     return sum(thread.name.startswith(("exchange", "grpc ex")) for thread in threading.enumerate())
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", PREFERRED_TRANSPORTS)
 def test_streams_without_hello_are_few(transport: str) -> None:
     """Of hundreds of them the latest stay, for a while."""
     with served(transport=transport) as (server, trainer), ExitStack() as stack:
@@ -118,7 +117,7 @@ def test_streams_without_hello_are_few(transport: str) -> None:
 # ---- time ----
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", PREFERRED_TRANSPORTS)
 def test_a_stream_says_hello_or_ends(transport: str) -> None:
     """Within the timeout for it; a trainer's stream that is idle for longer stays open."""
     with served(transport=transport, hello_timeout_seconds=0.3) as (server, trainer):
@@ -176,7 +175,7 @@ def test_a_length_before_hello_takes_no_memory() -> None:
         assert peak() - before < 2**25
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", PREFERRED_TRANSPORTS)
 def test_a_first_frame_is_small(transport: str) -> None:
     """A header of millions of parts takes forty times its size when it is read: not before HELLO;
     and even behind it a header has a limit.

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pserver.config import ServerConfig, split_endpoint
+from pserver.config import PREFERRED_TRANSPORTS, ServerConfig, split_endpoint
 from pserver.control.control_client import ControlClient
 from pserver.errors import Draining, Refused, ServerLost, TrainerLost, Unreachable
 from pserver.service import server as server_module
@@ -29,7 +29,7 @@ from pserver.wire_pb2 import (
     Kind,
     StatusRequest,
 )
-from tests.support.one_parameter import SECONDS, TRANSPORTS, Trainer, plan_of
+from tests.support.one_parameter import SECONDS, Trainer, plan_of
 from transpiler.distribute import pserver_program
 from transpiler.ir.graph import Storage
 from transpiler.plan.plan import Deployment
@@ -37,7 +37,7 @@ from transpiler.plan.plan import Deployment
 # ---- transports ----
 
 
-@pytest.mark.parametrize("transport", ["auto", *TRANSPORTS])
+@pytest.mark.parametrize("transport", ["auto", *PREFERRED_TRANSPORTS])
 def test_a_trainer_trains_over_every_transport(transport: str) -> None:
     """Whichever transports are offered, a trainer joins, installs, steps and leaves; the others are
     not offered.
@@ -189,7 +189,7 @@ def test_a_silent_trainer_is_noticed_without_anybody_asking() -> None:
         assert isinstance(server.job.failure, TrainerLost)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", PREFERRED_TRANSPORTS)
 def test_stopping_tells_an_idle_trainer(transport: str) -> None:
     """A trainer that computes while its server drains gets a DRAIN frame, not a broken line; the
     server does not wait long.
@@ -209,7 +209,7 @@ def test_stopping_tells_an_idle_trainer(transport: str) -> None:
     assert time.monotonic() - started < 3.0
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", PREFERRED_TRANSPORTS)
 def test_stopping_tells_a_trainer_that_waits_for_another(transport: str) -> None:
     """A trainer whose step waits for the others hears that the server drains, and can still say
     goodbye.
@@ -234,7 +234,7 @@ def test_stopping_tells_a_trainer_that_waits_for_another(transport: str) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", PREFERRED_TRANSPORTS)
 def test_a_trainer_that_does_not_listen_cannot_hold_a_server(transport: str) -> None:
     """A stream whose client ignores DRAIN is cut after the grace."""
     with Server(ServerConfig(transport=transport)) as server:
