@@ -311,11 +311,10 @@ class LaneExecutor:
         count_decided(self._state.members, self.index, steps)
 
     @property
-    def staged(self) -> Sequence[tuple[Member, int, int]]:
-        """The steps that have no record: trainer, number, and rows of tables that they change."""
-        members = self._state.members.by_trainer
-        found = self._steps.undecided.items()
-        return [(members[trainer], step.number, step.rows) for trainer, step in found]
+    def staged(self) -> Sequence[tuple[ProcessStep, int]]:
+        """The steps that have no record, each with the rows of tables that it changes."""
+        found = self._steps.undecided.values()
+        return [(ProcessStep(step.process, step.number), step.rows) for step in found]
 
     @property
     def unapplied(self) -> Mapping[int, Step]:

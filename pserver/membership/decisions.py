@@ -474,8 +474,8 @@ class Followed(Protocol):
         """The number of steps that are staged, and have no record."""
 
     @property
-    def staged(self) -> Sequence[tuple[Member, int, int]]:
-        """The steps that have no record: trainer, number, and rows of tables that they change."""
+    def staged(self) -> Sequence[tuple[ProcessStep, int]]:
+        """The steps that have no record, each with the rows of tables that it changes."""
 
     def decided(self, steps: Sequence[ProcessStep], time: float, record: int) -> None:
         """Takes the record of these steps, with its number."""
@@ -776,8 +776,8 @@ class Decisions:
         self._link = self._dial()
         said: list[Notice] = [*self._silences.values(), *self._waiting_calls]
         for lane in self.lanes:
-            for member, step, rows in lane.staged:
-                said.append(Staged(lane.index, ProcessStep(process_of(member), step), rows))
+            for step, rows in lane.staged:
+                said.append(Staged(lane.index, step, rows))
         for notice in said:
             self._link.send(notices_bytes([notice]))
         self._job.log_event("away", f"{error}; nothing is applied until it has come back")

@@ -463,7 +463,7 @@ class Interaction:
         lost = status.reload.steps_by_trainer
         said += [f"lost steps {dict(sorted(lost.items()))}"] if status.reload.steps else []
         yield f"server {index}: {', '.join(said)}"
-        staged = {member.trainer: step for member, step, _ in installed.lanes[0].staged}
+        staged = {each.process.trainer: each.step for each, _ in installed.lanes[0].staged}
         for trainer, member in sorted(members.by_trainer.items()):
             said = [f"{trainer}{member.incarnation} {member.word}", f"step {member.step(0)}"]
             if trainer in staged:
