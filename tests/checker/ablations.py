@@ -408,7 +408,7 @@ def values_between_rounds(patch: Patch) -> None:
     patch.setattr(InstalledProgram, "between_rounds", True)
 
 
-@without(LOG, "a place is kept for a process that is to come", 0)
+@without(LOG, "a place is kept for a process that is to come", 0, 88, 196)
 def no_place_is_kept(patch: Patch) -> None:
     """Rounds go on without a process that was let in and has not arrived."""
     patch.setattr(Membership, "awaited_together", lambda members, lane: members.awaited(lane))
