@@ -53,6 +53,7 @@ from pserver.wire_pb2 import (
     SaveRequest,
     ShrinkRequest,
 )
+from tests.support.load import patiently
 from tests.support.waiting import eventually
 from transpiler.distribute import plan_parameters, pserver_program
 from transpiler.formats.messages import hparams_to_proto
@@ -261,7 +262,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Job, int]]:
 
 
 def in_time(call: Callable[[], object]) -> Exception | None:
-    """What a call raises; it may not stand still."""
+    """The error of a call, which may not stand still."""
     result = Future[object]()
 
     def run() -> None:
@@ -271,7 +272,7 @@ def in_time(call: Callable[[], object]) -> Exception | None:
             result.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    error = result.exception(timeout=SECONDS)
+    error = patiently(result.exception, SECONDS)
     assert error is None or isinstance(error, Exception)
     return error
 
