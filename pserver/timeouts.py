@@ -1,11 +1,11 @@
-"""The timeouts of liveness: how soon a process does what about another one that is silent.
+"""The timeouts of liveness: after which silence of another process something is done.
 
 [Note: from the heartbeat timeout]  One number scales a job: the heartbeat timeout T, after which a
 silent process is lost.  All that must happen before follows from it::
 
     T/10            a trainer says that it waits for a server that may come back
     T/8, or 0.5 s   a server probes its link to server 0
-    T/5, or 1 s     a trainer, and who observes a job, sends a heartbeat or announces itself
+    T/5, or 1 s     a trainer, or an observer of a job, sends a heartbeat or announces itself
     T/4             a connection is made and greeted; a silent stream is opened again
     T/2             a ring of trainers that wait for one another is broken
     T               the process is lost
@@ -25,7 +25,7 @@ from pserver.config import HEARTBEAT_TIMEOUT_SECONDS
 
 BEAT_SECONDS = 1.0  # of a trainer, from one heartbeat to the next
 LINK_BEAT_SECONDS = 0.5  # of a link between servers
-LAST_BEAT_SECONDS = 0.1  # what a heartbeat at the end of the timeout still has
+LAST_BEAT_SECONDS = 0.1  # for the answer to a heartbeat at the end of the timeout
 # a request's first PROBE comes so long after its last frame, and each further one twice as late
 PROBE_SECONDS = 1.0
 MOST_PROBE_SECONDS = 16.0

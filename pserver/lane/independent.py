@@ -71,6 +71,9 @@ class IndependentSteps:
     ) -> dict[int, Step]:
         """Takes the record of these steps.
 
+        Args:
+            leads: nothing here: the thread of each step takes it.
+
         Returns:
             The steps, by trainer.
         """

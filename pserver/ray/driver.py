@@ -227,7 +227,7 @@ def _nodes(ray: Any) -> str:
 
 
 NEWS_SECONDS = 10.0  # an actor without news answers after this time
-STOP_SECONDS = 2 * KILL_SECONDS + 4.0
+ACTORS_SECONDS = 2 * KILL_SECONDS + 4.0  # for actors to end their processes, and to answer
 MOST_WORDS = 400  # of Ray's about an actor that is gone
 Say = Callable[[str, str], None]
 
@@ -400,7 +400,7 @@ class WorkerGroup:
             there = [member for member in self.members if not member.gone and member.place]
             calls = [member.actor.stop.remote(signal.SIGTERM.value) for member in there]
             if calls:
-                self._ray.wait(calls, num_returns=len(calls), timeout=STOP_SECONDS)
+                self._ray.wait(calls, num_returns=len(calls), timeout=ACTORS_SECONDS)
         finally:
             for member in self.members:
                 with suppress(self._ray.exceptions.RayError):

@@ -374,7 +374,7 @@ def test_the_same_call_again_has_the_same_answer(meeting: Barrier) -> None:
 
 
 def test_the_first_text_about_a_topic_is_everyones(meeting: Meeting) -> None:
-    """Whoever gave it, however many come at once; topics do not mix."""
+    """The first text counts, of any trainer, however many come at once; topics do not mix."""
     assert meeting.agree(1, "seed", "5") == "5"
     assert [meeting.agree(trainer, "seed", "7") for trainer in range(TRAINERS)] == ["5"] * 3
     assert meeting.agree(0, "folder", "7") == "7"
@@ -538,7 +538,7 @@ def test_different_calls_are_refused_naming_both(all_say: AllSay) -> None:
 
 
 def test_a_call_that_cannot_be_made_is_refused_here(all_say: AllSay) -> None:
-    """Nobody waits for a trainer that could not say it."""
+    """The others do not wait for a trainer that could not say it."""
 
     def say(values: TrainerValues) -> list[str]:
         calls: list[Callable[[], Any]] = [

@@ -1,4 +1,4 @@
-"""What the package exports."""
+"""The package's lazy exports."""
 
 from __future__ import annotations
 
