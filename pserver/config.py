@@ -32,6 +32,7 @@ CHECKSUM_CHOICES = ("auto", "on", "off")
 MOST_CONNECTIONS = 64
 STRAGGLER_FACTOR = 3.0
 MOST_JOB_NAME = 100
+PROTOCOL = 2  # of the wire; a peer with another one is refused
 # settings that are paths of this host
 LOCAL = ("data_dir", "program", "token_file", "keys", "record_log", "write_ahead_log")
 

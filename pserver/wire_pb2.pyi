@@ -8,6 +8,17 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class MeetMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MEET_ALL: _ClassVar[MeetMode]
+    MEET_PAST: _ClassVar[MeetMode]
+    MEET_SAVE: _ClassVar[MeetMode]
+    MEET_ROUND: _ClassVar[MeetMode]
+    MEET_FIRST: _ClassVar[MeetMode]
+    MEET_SET: _ClassVar[MeetMode]
+    MEET_ASK: _ClassVar[MeetMode]
+    MEET_ANSWER: _ClassVar[MeetMode]
+
 class TraceAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TRACE_CLOCK: _ClassVar[TraceAction]
@@ -38,6 +49,14 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CHECKSUM: _ClassVar[Kind]
     STAGED: _ClassVar[Kind]
     RECORD: _ClassVar[Kind]
+MEET_ALL: MeetMode
+MEET_PAST: MeetMode
+MEET_SAVE: MeetMode
+MEET_ROUND: MeetMode
+MEET_FIRST: MeetMode
+MEET_SET: MeetMode
+MEET_ASK: MeetMode
+MEET_ANSWER: MeetMode
 TRACE_CLOCK: TraceAction
 TRACE_BEGIN: TraceAction
 TRACE_LEAVE: TraceAction
@@ -329,32 +348,32 @@ class LeaveReply(_message.Message):
     error: str
     def __init__(self, failure: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
 
-class BarrierRequest(_message.Message):
-    __slots__ = ("session", "name", "text", "apart", "past", "gathers", "after", "ends", "averages", "overflows")
+class MeetRequest(_message.Message):
+    __slots__ = ("session", "mode", "key", "text", "number", "ends", "averages", "overflows", "step", "problem")
     SESSION_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
-    APART_FIELD_NUMBER: _ClassVar[int]
-    PAST_FIELD_NUMBER: _ClassVar[int]
-    GATHERS_FIELD_NUMBER: _ClassVar[int]
-    AFTER_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     ENDS_FIELD_NUMBER: _ClassVar[int]
     AVERAGES_FIELD_NUMBER: _ClassVar[int]
     OVERFLOWS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
     session: str
-    name: str
+    mode: MeetMode
+    key: str
     text: str
-    apart: bool
-    past: bool
-    gathers: bool
-    after: int
+    number: int
     ends: bool
     averages: int
     overflows: int
-    def __init__(self, session: _Optional[str] = ..., name: _Optional[str] = ..., text: _Optional[str] = ..., apart: _Optional[bool] = ..., past: _Optional[bool] = ..., gathers: _Optional[bool] = ..., after: _Optional[int] = ..., ends: _Optional[bool] = ..., averages: _Optional[int] = ..., overflows: _Optional[int] = ...) -> None: ...
+    step: int
+    problem: str
+    def __init__(self, session: _Optional[str] = ..., mode: _Optional[_Union[MeetMode, str]] = ..., key: _Optional[str] = ..., text: _Optional[str] = ..., number: _Optional[int] = ..., ends: _Optional[bool] = ..., averages: _Optional[int] = ..., overflows: _Optional[int] = ..., step: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
 
-class BarrierReply(_message.Message):
-    __slots__ = ("passed", "texts", "roll", "number", "changes", "put_off")
+class MeetReply(_message.Message):
+    __slots__ = ("over", "texts", "roll", "number", "changes", "problem")
     class TextsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -362,35 +381,19 @@ class BarrierReply(_message.Message):
         key: int
         value: str
         def __init__(self, key: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
-    PASSED_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     ROLL_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
-    PUT_OFF_FIELD_NUMBER: _ClassVar[int]
-    passed: bool
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    over: bool
     texts: _containers.ScalarMap[int, str]
     roll: Roll
     number: int
     changes: int
-    put_off: str
-    def __init__(self, passed: _Optional[bool] = ..., texts: _Optional[_Mapping[int, str]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., number: _Optional[int] = ..., changes: _Optional[int] = ..., put_off: _Optional[str] = ...) -> None: ...
-
-class RendezvousRequest(_message.Message):
-    __slots__ = ("session", "address", "topic")
-    SESSION_FIELD_NUMBER: _ClassVar[int]
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    TOPIC_FIELD_NUMBER: _ClassVar[int]
-    session: str
-    address: str
-    topic: str
-    def __init__(self, session: _Optional[str] = ..., address: _Optional[str] = ..., topic: _Optional[str] = ...) -> None: ...
-
-class RendezvousReply(_message.Message):
-    __slots__ = ("address",)
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    address: str
-    def __init__(self, address: _Optional[str] = ...) -> None: ...
+    problem: str
+    def __init__(self, over: _Optional[bool] = ..., texts: _Optional[_Mapping[int, str]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., number: _Optional[int] = ..., changes: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class SaveRequest(_message.Message):
     __slots__ = ("session", "path", "background", "number", "withdraw", "base")
@@ -875,34 +878,6 @@ class LeaseRange(_message.Message):
     start: int
     stop: int
     def __init__(self, epoch: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
-
-class PositionRequest(_message.Message):
-    __slots__ = ("session", "number", "answers", "position", "problem", "step")
-    SESSION_FIELD_NUMBER: _ClassVar[int]
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    ANSWERS_FIELD_NUMBER: _ClassVar[int]
-    POSITION_FIELD_NUMBER: _ClassVar[int]
-    PROBLEM_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    session: str
-    number: int
-    answers: bool
-    position: str
-    problem: str
-    step: int
-    def __init__(self, session: _Optional[str] = ..., number: _Optional[int] = ..., answers: _Optional[bool] = ..., position: _Optional[str] = ..., problem: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
-
-class PositionReply(_message.Message):
-    __slots__ = ("number", "ready", "position", "problem")
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    READY_FIELD_NUMBER: _ClassVar[int]
-    POSITION_FIELD_NUMBER: _ClassVar[int]
-    PROBLEM_FIELD_NUMBER: _ClassVar[int]
-    number: int
-    ready: bool
-    position: str
-    problem: str
-    def __init__(self, number: _Optional[int] = ..., ready: _Optional[bool] = ..., position: _Optional[str] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class TraceRequest(_message.Message):
     __slots__ = ("session", "action", "number", "trainer", "index", "parts", "part")

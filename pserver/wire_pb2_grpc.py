@@ -69,15 +69,10 @@ class ParameterServerStub:
                 request_serializer=pserver_dot_wire__pb2.LeaveRequest.SerializeToString,
                 response_deserializer=pserver_dot_wire__pb2.LeaveReply.FromString,
                 _registered_method=True)
-        self.Barrier = channel.unary_unary(
-                '/pserver.ParameterServer/Barrier',
-                request_serializer=pserver_dot_wire__pb2.BarrierRequest.SerializeToString,
-                response_deserializer=pserver_dot_wire__pb2.BarrierReply.FromString,
-                _registered_method=True)
-        self.Rendezvous = channel.unary_unary(
-                '/pserver.ParameterServer/Rendezvous',
-                request_serializer=pserver_dot_wire__pb2.RendezvousRequest.SerializeToString,
-                response_deserializer=pserver_dot_wire__pb2.RendezvousReply.FromString,
+        self.Meet = channel.unary_unary(
+                '/pserver.ParameterServer/Meet',
+                request_serializer=pserver_dot_wire__pb2.MeetRequest.SerializeToString,
+                response_deserializer=pserver_dot_wire__pb2.MeetReply.FromString,
                 _registered_method=True)
         self.Save = channel.unary_unary(
                 '/pserver.ParameterServer/Save',
@@ -128,11 +123,6 @@ class ParameterServerStub:
                 '/pserver.ParameterServer/Lease',
                 request_serializer=pserver_dot_wire__pb2.LeaseRequest.SerializeToString,
                 response_deserializer=pserver_dot_wire__pb2.LeaseReply.FromString,
-                _registered_method=True)
-        self.Position = channel.unary_unary(
-                '/pserver.ParameterServer/Position',
-                request_serializer=pserver_dot_wire__pb2.PositionRequest.SerializeToString,
-                response_deserializer=pserver_dot_wire__pb2.PositionReply.FromString,
                 _registered_method=True)
         self.Exchange = channel.stream_stream(
                 '/pserver.ParameterServer/Exchange',
@@ -186,13 +176,7 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Barrier(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Rendezvous(self, request, context):
+    def Meet(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -258,12 +242,6 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Position(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Exchange(self, request_iterator, context):
         """The tensor stream over grpcio.  The other transports carry the same frames; over plain TCP a
         prefix of two lengths, the header and the payload: see pserver/transport/tcp.py.
@@ -313,15 +291,10 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     request_deserializer=pserver_dot_wire__pb2.LeaveRequest.FromString,
                     response_serializer=pserver_dot_wire__pb2.LeaveReply.SerializeToString,
             ),
-            'Barrier': grpc.unary_unary_rpc_method_handler(
-                    servicer.Barrier,
-                    request_deserializer=pserver_dot_wire__pb2.BarrierRequest.FromString,
-                    response_serializer=pserver_dot_wire__pb2.BarrierReply.SerializeToString,
-            ),
-            'Rendezvous': grpc.unary_unary_rpc_method_handler(
-                    servicer.Rendezvous,
-                    request_deserializer=pserver_dot_wire__pb2.RendezvousRequest.FromString,
-                    response_serializer=pserver_dot_wire__pb2.RendezvousReply.SerializeToString,
+            'Meet': grpc.unary_unary_rpc_method_handler(
+                    servicer.Meet,
+                    request_deserializer=pserver_dot_wire__pb2.MeetRequest.FromString,
+                    response_serializer=pserver_dot_wire__pb2.MeetReply.SerializeToString,
             ),
             'Save': grpc.unary_unary_rpc_method_handler(
                     servicer.Save,
@@ -372,11 +345,6 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Lease,
                     request_deserializer=pserver_dot_wire__pb2.LeaseRequest.FromString,
                     response_serializer=pserver_dot_wire__pb2.LeaseReply.SerializeToString,
-            ),
-            'Position': grpc.unary_unary_rpc_method_handler(
-                    servicer.Position,
-                    request_deserializer=pserver_dot_wire__pb2.PositionRequest.FromString,
-                    response_serializer=pserver_dot_wire__pb2.PositionReply.SerializeToString,
             ),
             'Exchange': grpc.stream_stream_rpc_method_handler(
                     servicer.Exchange,
@@ -584,7 +552,7 @@ class ParameterServer:
             _registered_method=True)
 
     @staticmethod
-    def Barrier(request,
+    def Meet(request,
             target,
             options=(),
             channel_credentials=None,
@@ -597,36 +565,9 @@ class ParameterServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/pserver.ParameterServer/Barrier',
-            pserver_dot_wire__pb2.BarrierRequest.SerializeToString,
-            pserver_dot_wire__pb2.BarrierReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Rendezvous(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pserver.ParameterServer/Rendezvous',
-            pserver_dot_wire__pb2.RendezvousRequest.SerializeToString,
-            pserver_dot_wire__pb2.RendezvousReply.FromString,
+            '/pserver.ParameterServer/Meet',
+            pserver_dot_wire__pb2.MeetRequest.SerializeToString,
+            pserver_dot_wire__pb2.MeetReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -897,33 +838,6 @@ class ParameterServer:
             '/pserver.ParameterServer/Lease',
             pserver_dot_wire__pb2.LeaseRequest.SerializeToString,
             pserver_dot_wire__pb2.LeaseReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Position(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pserver.ParameterServer/Position',
-            pserver_dot_wire__pb2.PositionRequest.SerializeToString,
-            pserver_dot_wire__pb2.PositionReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -63,9 +63,16 @@ from typing import Any, TypeVar
 
 from pserver import timeouts
 from pserver.client.channel import Channel
-from pserver.client.replies import Absences, Admission, Gathered, PutOff, TableStatus, log_place_of
+from pserver.client.replies import (
+    Absences,
+    Admission,
+    MeetingRound,
+    PutOff,
+    TableStatus,
+    log_place_of,
+)
 from pserver.client.stream import Destination
-from pserver.config import split_endpoint
+from pserver.config import PROTOCOL, split_endpoint
 from pserver.control.control_client import ControlClient
 from pserver.errors import (
     CorruptFrame,
@@ -91,8 +98,6 @@ from pserver.transport.memory import ByteCounters
 from pserver.transport.registry import TRANSPORTS, suited
 from pserver.transport.stream import SequencedStream, Stream, greet
 from pserver.wire_pb2 import (
-    BarrierReply,
-    BarrierRequest,
     FinishReply,
     FinishRequest,
     HeartbeatReply,
@@ -109,10 +114,9 @@ from pserver.wire_pb2 import (
     LeaseRequest,
     LeaveReply,
     LeaveRequest,
-    PositionReply,
-    PositionRequest,
-    RendezvousReply,
-    RendezvousRequest,
+    MeetMode,
+    MeetReply,
+    MeetRequest,
     SaveReply,
     SaveRequest,
     ShrinkReply,
@@ -253,9 +257,10 @@ def _messages(ranges: Iterable[EpochRange]) -> list[LeaseRange]:
     return [LeaseRange(epoch=n, start=start, stop=stop) for n, start, stop in ranges]
 
 
-# ---- position calls ----
+# ---- meetings ----
 #
-# A trainer's calls to server 0 about where the job's script is.
+# A trainer's calls at the meeting place of its job, on server 0.  pserver/job/meetings.py has the
+# table of their modes.
 
 
 REPORT_SECONDS = 20.0  # a script that does not come to its next batch or step can say nothing
@@ -274,7 +279,7 @@ class PositionAnswer:
     problem: str = ""
 
 
-class PositionCalls:
+class MeetingCalls:
     """The calls of one trainer.  Any thread may make them.
 
     Each raises PServerError where the server cannot be reached, or refuses.
@@ -283,15 +288,101 @@ class PositionCalls:
         control: the connection.
         asked: the answer to a call that is given the session of this trainer.
         check: raises what has ended the job.
+        learn: receives which trainers are there.
     """
 
     def __init__(
         self,
         control: ControlClient,
-        asked: Callable[[Callable[[str], PositionReply]], PositionReply],
+        asked: Callable[[Callable[[str], MeetReply]], MeetReply],
         check: Callable[[], None],
+        learn: Callable[[Absences], None],
     ) -> None:
-        self._control, self._asked, self._check = control, asked, check
+        self._control, self._asked, self._check, self._learn = control, asked, check, learn
+
+    def barrier(
+        self,
+        name: str,
+        text: str = "",
+        meanwhile: Callable[[], None] = lambda: None,
+        past: bool = False,
+    ) -> dict[int, str]:
+        """Waits until every trainer of the job that has not left has reached the barrier of this
+        name.
+
+        Args:
+            text: this trainer's text for the others.
+            meanwhile: called while it waits; raises what should end the wait.
+            past: the others have passed it before this trainer joined.
+
+        Returns:
+            The trainers' texts, by trainer, without those that gave none.
+        """
+        mode = MeetMode.MEET_PAST if past else MeetMode.MEET_ALL
+        return dict(self._wait(MeetRequest(mode=mode, key=name, text=text), meanwhile).texts)
+
+    def save(
+        self, name: str, text: str, meanwhile: Callable[[], None] = lambda: None
+    ) -> dict[int, str]:
+        """Waits likewise at the barrier of an automatic save, to which trainers that wait for
+        others come, too.
+
+        Raises:
+            PutOff: it is not held.
+        """
+        reply = self._wait(MeetRequest(mode=MeetMode.MEET_SAVE, key=name, text=text), meanwhile)
+        if reply.problem:
+            raise PutOff(reply.problem)
+        return dict(reply.texts)
+
+    def round(
+        self,
+        text: str,
+        after: int,
+        meanwhile: Callable[[], None] = lambda: None,
+        ends: bool = False,
+        averages: int = 0,
+        overflows: int = 0,
+    ) -> MeetingRound:
+        """Waits until every live trainer has arrived.
+
+        Args:
+            text: this trainer's text for the others.
+            after: the number of the last round that this trainer was in; 0: none.
+            meanwhile: called while it waits; raises what should end the wait.
+            ends: this trainer takes no further step.
+            averages: of the trainers' gradients that were applied, as far as this one knows.
+            overflows: further ones, of steps that overflowed on some trainer.
+        """
+        request = MeetRequest(
+            mode=MeetMode.MEET_ROUND,
+            text=text,
+            number=after,
+            ends=ends,
+            averages=averages,
+            overflows=overflows,
+        )
+        reply = self._wait(request, meanwhile)
+        return MeetingRound(reply.number, reply.changes, dict(reply.texts))
+
+    def agree(self, key: str, text: str = "") -> str:
+        """Proposes a text under a key; the first trainer's text counts.
+
+        Args:
+            text: "" only asks.
+
+        Returns:
+            The first trainer's text; "" where there is none yet.
+        """
+        return self._kept(MeetRequest(mode=MeetMode.MEET_FIRST, key=key, text=text))
+
+    def set(self, key: str, text: str) -> str:
+        """Sets the text under a key, or replaces the one that this trainer has set.
+
+        Returns:
+            The text that counts: another trainer's, where that has set it before.
+        """
+        return self._kept(MeetRequest(mode=MeetMode.MEET_SET, key=key, text=text))
 
     def ask(self, who: Callable[[], str]) -> PositionAnswer:
         """Asks for the others' position; waits for a while until one of them reports it.
@@ -299,19 +390,19 @@ class PositionCalls:
         Args:
             who: gives the trainer that is waited for, in words.
         """
-        number = 0
+        request = MeetRequest(mode=MeetMode.MEET_ASK)
         what = f"waiting for {who()} to report its position"
         for _ in poll(log, lambda: what, REPORT_SECONDS):
-            reply = self._call(PositionRequest(number=number))
-            if reply.ready:
-                return PositionAnswer(reply.position, reply.problem)
-            number = reply.number
+            reply = self._call(request)
+            if reply.over:
+                return PositionAnswer(_only(reply), reply.problem)
+            request.number = reply.number
             self._check()
         why = f"{who()} has not reported its position within {REPORT_SECONDS:g} s"
         return PositionAnswer("", why)
 
     def answer(self, number: int, told: PositionAnswer, step: int) -> bool:
-        """Answers a question.
+        """Answers a question for the position.
 
         Args:
             number: of the question.
@@ -321,21 +412,37 @@ class PositionCalls:
         Returns:
             Whether that was an answer: not where the step is decided already.
         """
-        request = PositionRequest(
+        request = MeetRequest(
+            mode=MeetMode.MEET_ANSWER,
             number=number,
-            answers=True,
-            position=told.position,
+            text=told.position,
             problem=told.problem,
             step=step,
         )
-        return self._call(request).ready
+        return self._call(request).over
 
-    def _call(self, request: PositionRequest) -> PositionReply:
-        def ask(session: str) -> PositionReply:
+    def _kept(self, request: MeetRequest) -> str:
+        return _only(self._call(request))
+
+    def _wait(self, request: MeetRequest, meanwhile: Callable[[], None]) -> MeetReply:
+        """The reply when all have arrived, or it is put off; a call waits for a second."""
+        while not ((reply := self._call(request)).over or reply.problem):
+            self._check()
+            meanwhile()
+        self._learn(Absences.of(reply.roll))
+        return reply
+
+    def _call(self, request: MeetRequest) -> MeetReply:
+        def ask(session: str) -> MeetReply:
             request.session = session
-            return self._control.position(request, meanwhile=self._check)
+            return self._control.meet(request, meanwhile=self._check)
 
         return self._asked(ask)
+
+
+def _only(reply: MeetReply) -> str:
+    """The one text of a reply; "": it has none."""
+    return next(iter(reply.texts.values()), "")
 
 
 # ---- save calls ----
@@ -689,7 +796,6 @@ def install_requests(session: str, program: Program) -> Iterator[InstallRequest]
 # ---- client ----
 
 
-PROTOCOL = 1
 POLL_SECONDS = 0.1  # between two questions whether a server takes this trainer
 
 Answer = TypeVar("Answer")
@@ -944,32 +1050,6 @@ class Client:
             for request in install_requests(self._reply.session, program):
                 self._control.install(request, self._start_timeout, self.check)
 
-    def rendezvous(self, address: str = "") -> str:
-        """Gives the other trainers an address, or asks for it.
-
-        Args:
-            address: trainer 0's; "" only asks.
-
-        Returns:
-            The address; "" while trainer 0 has not given it.
-        """
-        return self._met(RendezvousRequest(address=address))
-
-    def agree(self, topic: str, text: str) -> str:
-        """Proposes a text about a topic; the first trainer's text counts.
-
-        Returns:
-            The first trainer's text: ``text``, where that is this trainer.
-        """
-        return self._met(RendezvousRequest(address=text, topic=topic))
-
-    def _met(self, request: RendezvousRequest) -> str:
-        def ask(session: str) -> RendezvousReply:
-            request.session = session
-            return self._control.rendezvous(request)
-
-        return self._asked(ask).address
-
     def shrink(self, days: float, threshold: float | None, tables: Sequence[str]) -> dict[str, int]:
         """Applies time decay to the server's rows, then drops those below the score threshold or
         past their TTL.  All servers do it at one place in the job's log, so it is called on all of
@@ -1139,80 +1219,14 @@ class Client:
         return LeaseCalls(self._control, self._asked, self.check)
 
     @property
-    def positions(self) -> PositionCalls:
-        """The calls about where the script is; server 0 answers them."""
-        return PositionCalls(self._control, self._asked, self.check)
+    def meetings(self) -> MeetingCalls:
+        """The calls at the trainers' meeting place; server 0 answers them."""
+        return MeetingCalls(self._control, self._asked, self.check, self.learn)
 
     @property
     def tracing(self) -> TraceCalls:
         """The calls that belong to a trace."""
         return TraceCalls(self._control, self._reply.session, str(self))
-
-    def barrier(
-        self,
-        name: str,
-        text: str = "",
-        meanwhile: Callable[[], None] = lambda: None,
-        past: bool = False,
-        apart: bool = False,
-    ) -> dict[int, str]:
-        """Waits until every trainer of the job that has not left has reached the barrier of this
-        name.
-
-        Args:
-            text: this trainer's text for the others.
-            meanwhile: called while it waits; raises what should end the wait.
-            past: the others have passed it before this trainer joined.
-            apart: trainers that wait at another barrier come to this one, too.
-
-        Returns:
-            The trainers' texts, by trainer, without those that gave none.
-
-        Raises:
-            PutOff: one that is apart is not held.
-        """
-        request = BarrierRequest(name=name, text=text, past=past, apart=apart)
-        reply = self._passed(request, meanwhile)
-        if reply.put_off:
-            raise PutOff(reply.put_off)
-        return dict(reply.texts)
-
-    def gather(
-        self,
-        text: str,
-        after: int,
-        meanwhile: Callable[[], None] = lambda: None,
-        ends: bool = False,
-        averages: int = 0,
-        overflows: int = 0,
-    ) -> Gathered:
-        """Waits until every trainer of the job that has not left has reached the gathering.
-
-        Args:
-            text: this trainer's text for the others.
-            after: the number of the last one that this trainer was in; 0: none.
-            meanwhile: called while it waits; raises what should end the wait.
-            ends: this trainer takes no further step.
-            averages: of the trainers' gradients that were applied, as far as this one knows.
-            overflows: further ones, of steps that overflowed on some trainer.
-        """
-        request = BarrierRequest(gathers=True, text=text, after=after, ends=ends)
-        request.averages, request.overflows = averages, overflows
-        reply = self._passed(request, meanwhile)
-        return Gathered(reply.number, reply.changes, dict(reply.texts))
-
-    def _passed(self, request: BarrierRequest, meanwhile: Callable[[], None]) -> BarrierReply:
-        """The reply when all have come, or it is put off; a call waits for a second."""
-
-        def ask(session: str) -> BarrierReply:
-            request.session = session
-            return self._control.barrier(request)
-
-        while not ((reply := self._asked(ask)).passed or reply.put_off):
-            self.check()
-            meanwhile()
-        self.learn(Absences.of(reply.roll))
-        return reply
 
     # ---- the heartbeat ----
 

@@ -204,8 +204,8 @@ class PutOff(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
-    """A completed gathering of the live trainers.
+class MeetingRound:
+    """A completed round of the live trainers.
 
     Attributes:
         number: from 1.

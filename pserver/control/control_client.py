@@ -33,7 +33,7 @@ LEAVE_SECONDS = 3.0
 FILE_SECONDS = 3600.0  # for Save and Load, which write and read whole models
 # calls that a server answers at once: one without an answer for a third of its timeout is asked
 # again over a new connection
-PROMPT_CALLS = frozenset({"Join", "Leave", "Rendezvous", "Status", "Drain", "Trace", "Follow"})
+PROMPT_CALLS = frozenset({"Join", "Leave", "Status", "Drain", "Trace", "Follow"})
 TRIES = 3
 # of a connection that no error of ours has come over: it broke, or brought what is no message
 BROKEN = frozenset(
@@ -185,17 +185,18 @@ class ControlClient:
         """
         return self._call("Leave", request, wire.LeaveReply, timeout, tries=2)
 
-    def barrier(
-        self, request: wire.BarrierRequest, timeout: float | None = None
-    ) -> wire.BarrierReply:
-        """Waits a second at most: see BarrierReply."""
-        return self._call("Barrier", request, wire.BarrierReply, timeout)
+    def meet(
+        self,
+        request: wire.MeetRequest,
+        timeout: float | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> wire.MeetReply:
+        """Meets the other trainers of the job; waits a second at most.
 
-    def rendezvous(
-        self, request: wire.RendezvousRequest, timeout: float | None = None
-    ) -> wire.RendezvousReply:
-        """Gives the address at which trainers meet, or asks for it."""
-        return self._call("Rendezvous", request, wire.RendezvousReply, timeout)
+        Args:
+            meanwhile: as for :meth:`install`.
+        """
+        return self._call("Meet", request, wire.MeetReply, timeout, meanwhile=meanwhile)
 
     def lease(
         self,
@@ -209,19 +210,6 @@ class ControlClient:
             meanwhile: as for :meth:`install`.
         """
         return self._call("Lease", request, wire.LeaseReply, timeout, meanwhile=meanwhile)
-
-    def position(
-        self,
-        request: wire.PositionRequest,
-        timeout: float | None = None,
-        meanwhile: Callable[[], None] = lambda: None,
-    ) -> wire.PositionReply:
-        """Asks where the script is, or answers that; waits a second at most.
-
-        Args:
-            meanwhile: as for :meth:`install`.
-        """
-        return self._call("Position", request, wire.PositionReply, timeout, meanwhile=meanwhile)
 
     def save(self, request: wire.SaveRequest, timeout: float = FILE_SECONDS) -> wire.SaveReply:
         """Makes the server write its values to its directory or store."""

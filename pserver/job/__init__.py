@@ -5,20 +5,16 @@ In reading order::
     job               the control calls, installing, files
     reload            the progress of a reload, and its losses
     rings             breaks rings of trainers that wait for one another
-    meeting_rounds    meetings of all live trainers, in which they exchange their progress
-    store             the first trainer's text about each topic
+    meetings          the meeting place of a job's trainers, and the store of their texts
     coordination      server 0's own state of the job, in a file
     program           an installed program: slices, tables, lanes; what a server starts and ends
                       with
     averaged_steps    steps of lost trainers that count in averages only, or on servers only
-    kept_texts        the memory of texts that trainers exchange
     server_cut        a server's values as of one moment
     job_files         Save and Load
     background_saves  saves that are written while the job continues
     job_trace         a server's part in traces
     status            Status
-    barriers          the barriers of a job, on server 0
-    script_position   the position of a job's script, for a trainer that has joined late
 
 The arithmetic is in ``pserver.dense`` and ``pserver.table``; this room decides when it runs.
 

@@ -4,7 +4,7 @@
 averaged, a trainer's rows count by its own step's record, and its dense gradients with the average
 of all.  A lost trainer may have contributed to more averages than it has decided steps, or to one
 less: where it alone had the last one, the others compute that again without it.  The others report
-at each gathering how many averages there were; a process was in all of those between the gathering
+at each meeting round how many averages there were; a process was in all of those between the round
 in which it came and the one in which it is missed.  After an overflow no trainer updates dense
 parameters, and it is not known whose overflow it was, so its rows may count or not.
 """
@@ -79,7 +79,7 @@ class AveragedSteps:
 
     @onlooker("the count of partial steps")
     def gathered(self, told: Mapping[Process, tuple[Member, Averages]]) -> None:
-        """Takes a completed gathering.
+        """Takes a completed meeting round.
 
         Args:
             told: by process that was there: its member, and the averages as far as it knows.

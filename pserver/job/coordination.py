@@ -1,5 +1,5 @@
-"""The state that server 0 alone has of its job, in a file: its log, its lease table, the barriers
-that all have passed, and the trainers' agreements.
+"""The state that server 0 alone has of its job, in a file: its log, its lease table, and what it
+remembers of the trainers' meetings.
 
 See [Note: a coordinator that comes back] in pserver/job_log/coordinator.py.  Each part writes its
 changes to the file, and the process that replaces this one reads them.
@@ -46,18 +46,16 @@ class Coordination:
     """
 
     def __init__(self, path: str, installed: InstalledProgram) -> None:
-        coordinator, barriers = installed.decisions.coordinator, installed.barriers
+        coordinator, meetings = installed.decisions.coordinator, installed.meetings
         assert coordinator is not None, "server 0 has it"
         self._fingerprint = installed.plan.fingerprint()
         self._path, self._log = path, WriteAheadLog(path)
-        self._leases, meetings, store = installed.leases, barriers.meetings, installed.store
-        self._parts: list[StatePart] = [coordinator, self._leases, barriers, meetings, store]
+        self._leases = installed.leases
+        self._parts: list[StatePart] = [coordinator, self._leases, meetings]
         self._takes: Mapping[str, Callable[..., None]] = {
             **dict.fromkeys(("log", "record", "left"), coordinator.restore_entry),
             **dict.fromkeys(("leases", "lease"), self._leases.restore_entry),
-            **dict.fromkeys(("barrier", "put off"), barriers.restore_entry),
-            "gathering": meetings.restore_entry,
-            "said": store.restore_entry,
+            **dict.fromkeys(("barrier", "put off", "round", "text"), meetings.restore_entry),
         }
         # by process: what its decided steps consume, and the lease table has not heard of
         self._unheard: dict[Process, deque[Consumed]] = defaultdict(deque)

@@ -28,7 +28,7 @@ from google.protobuf.message import DecodeError
 from pserver import timeouts
 from pserver import wire_pb2 as wire
 from pserver.checkpoint import manifest
-from pserver.config import ServerConfig, split_endpoint
+from pserver.config import PROTOCOL, ServerConfig, split_endpoint
 from pserver.errors import (
     Busy,
     Draining,
@@ -110,7 +110,6 @@ SAVE = "save"  # the kind of such calls in the job's log
 # Pure: nothing here locks, waits or reads a clock.
 
 
-PROTOCOL = 1
 MOST_TRANSPORTS = 16  # that a trainer may name
 
 
@@ -1234,7 +1233,7 @@ class Job:
         with self.condition:
             member = self.member(request.session)
             self._hear_report(member, request)
-            asked = 0 if self.program is None else self.program.position.asks(member)
+            asked = 0 if self.program is None else self.program.meetings.asks(member)
             tells = self.program is not None and self.program.decisions.decides
             waits = self._members.waits.long(member.trainer) if tells else ()
             return heartbeat_reply(self.failure, self._members, asked, waits)
@@ -1566,32 +1565,14 @@ class Job:
                 members.away[process.trainer] = process
                 installed.decisions.joined[process] = each.decided
 
-    # ---- calls of trainers about one another: barriers, agreements, samples, the position ----
+    # ---- calls of trainers about one another: meetings, samples ----
 
-    def barrier(self, request: wire.BarrierRequest) -> wire.BarrierReply:
-        """Waits up to a second until every trainer that has not left has reached the barrier."""
-        check_names([request.name], self.config.limits)
-        return self.installed().barriers.call(self.member(request.session), request)
-
-    def rendezvous(self, request: wire.RendezvousRequest) -> wire.RendezvousReply:
-        """The address at which trainers meet: trainer 0 gives it, the others ask.  With a topic,
-        the first trainer's text about it.
-        """
-        installed, member = self.installed(), self.member(request.session)
-        if request.topic:
-            check_names([request.topic], self.config.limits)
-            with self.condition:
-                said = installed.store.agree(request.topic, request.address, member.trainer)
-            return wire.RendezvousReply(address=said)
-        return wire.RendezvousReply(address=installed.rendezvous(member, request.address))
+    def meet(self, request: wire.MeetRequest) -> wire.MeetReply:
+        """Answers a trainer at the meeting place of the job's trainers; waits a second at most."""
+        check_names([request.key], self.config.limits)
+        return self.installed().meetings.meet(self.member(request.session), request)
 
     def lease(self, request: wire.LeaseRequest) -> wire.LeaseReply:
         """Gives a trainer samples to train on, and takes back those that it does not use."""
         check_names([request.epoch.loader, request.epoch.seed], self.config.limits)
         return self.installed().leases.lease(self.member(request.session), request)
-
-    def position(self, request: wire.PositionRequest) -> wire.PositionReply:
-        """Gives a trainer that has joined late the script's position, which another trainer
-        reports.
-        """
-        return self.installed().position.position(self.member(request.session), request)

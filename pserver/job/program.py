@@ -31,11 +31,8 @@ from pserver.dense.slices import SliceStore
 from pserver.dense.update import SliceUpdate
 from pserver.errors import Busy, Refused, Unprepared
 from pserver.job.averaged_steps import AveragedSteps
-from pserver.job.barriers import Barriers
-from pserver.job.kept_texts import KeptTexts
+from pserver.job.meetings import Meetings, TextBudget
 from pserver.job.rings import Rings
-from pserver.job.script_position import PositionQuestions
-from pserver.job.store import Store
 from pserver.job_log.records import Loss
 from pserver.lane.lane import LaneExecutor, partial_steps
 from pserver.lane.leases import JobLeases
@@ -172,10 +169,8 @@ class InstalledProgram:
         leases: of the samples; server 0's counts.
         recording: of the job's log.
         lost: by trainer, of decided steps, what this server has lost as it came back from saves.
-        barriers: where trainers wait for one another; server 0's count.
         calls: those that have a place in the job's log.
-        store: what trainers agree on; server 0's counts.
-        position: where the script is, for a trainer that joins late; server 0's counts.
+        meetings: where trainers wait for one another and leave texts; server 0's count.
         rings: breaks those of trainers that wait for one another; server 0's counts.
     """
 
@@ -202,7 +197,7 @@ class InstalledProgram:
         self.last_save: LastSave | None = None
         self.quiesce = Quiesce(job, self.steps.paused)
         self.tables = _open_tables(self.plan, self._server, scratch)
-        texts = KeptTexts(lambda: self.budget.left)
+        texts = TextBudget(lambda: self.budget.left)
         self.budget = MemoryBudget(
             limits.memory_bytes, slices_bytes(program), self.tables, lambda: texts.bytes_held
         )
@@ -216,12 +211,15 @@ class InstalledProgram:
         decisions.lanes = self.lanes
         self.calls = LoggedCalls(job, self.quiesce, self.lanes, decisions.ready)
         decisions.calls = self.calls
-        self._rendezvous = ""  # the address that trainer 0 has given
-        self.store = Store(texts)
-        averaged = AveragedSteps(self.plan, self.steps, job.events)
-        self.barriers = Barriers(members, job, lambda: self.version > 0, averaged, texts)
-        self.rings = Rings(members, job, self.barriers)
-        self.position = PositionQuestions(members, job, self._undecided)
+        self.meetings = Meetings(
+            members,
+            job,
+            lambda: self.version > 0,
+            self._undecided,
+            AveragedSteps(self.plan, self.steps, job.events),
+            texts,
+        )
+        self.rings = Rings(members, job, self.meetings)
         self._names = {*self.slices.values, *self.slices.states, *self.tables}
 
     def _lane(self, index: int, workers: Workers) -> LaneExecutor:
@@ -306,7 +304,7 @@ class InstalledProgram:
         """Whether the trainers are past their beginning, as far as this server knows."""
         reports = (member.report for member in self._members.joined())
         stepped = any(lane.steps for report in reports for lane in report.lanes)
-        return bool(self.version or self.barriers.passed or stepped)
+        return bool(self.version or self.meetings.passed or stepped)
 
     @property
     def version(self) -> int:
@@ -426,14 +424,6 @@ class InstalledProgram:
         return {"record": max((lane.record for lane in self.lanes), default=0), **recorded}
 
     # ---- trainers among themselves ----
-
-    def rendezvous(self, member: Member, address: str) -> str:
-        """The address of the trainers' rendezvous: trainer 0 gives it, the others ask; "" before
-        trainer 0 has given it.
-        """
-        if address and member.trainer == 0:
-            self._rendezvous = address
-        return self._rendezvous
 
 
 def check_parts(message: ProgramMessage, limits: Limits) -> None:

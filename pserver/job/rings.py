@@ -5,7 +5,7 @@ membership/waits.py.
 from __future__ import annotations
 
 from pserver.errors import JobFailed
-from pserver.job.barriers import Barriers
+from pserver.job.meetings import Meetings
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.members import Membership
 from pserver.membership.waits import in_words, saves_of
@@ -18,11 +18,11 @@ class Rings:
     Args:
         members: the job's trainers, with their waits.
         job: for its end.
-        barriers: where saves are put off.
+        meetings: where saves are put off.
     """
 
-    def __init__(self, members: Membership, job: Lifecycle, barriers: Barriers) -> None:
-        self._members, self._job, self._barriers = members, job, barriers
+    def __init__(self, members: Membership, job: Lifecycle, meetings: Meetings) -> None:
+        self._members, self._job, self._meetings = members, job, meetings
 
     def tick(self, limits: Timeouts) -> None:
         """Looks for a ring, and breaks one that has stood for long enough.  The server's clock
@@ -40,7 +40,7 @@ class Rings:
         saves = saves_of(ring)
         for what in dict.fromkeys(wait.what for wait in saves):
             why = f"the trainers wait for one another ({said})"
-            if self._barriers.put_off(what, why):
+            if self._meetings.put_off(what, why):
                 self._job.log_event("put off", f"{what} is put off, and a later save is due: {why}")
         if not saves:
             self._job.fail(

@@ -26,7 +26,7 @@ barrier (for the others to reach it).  If some trainers wait in a step and all t
 barrier, none of them can ever continue: they have taken different numbers of steps.  The same holds
 where all wait at barriers, but not at the same one.  The job then fails and reports that.  Not
 where one waits in a save of the job's own, which gives way, nor where they wait for samples: see
-[Note: rings] in waits.py.  Trainers join a gathering from every wait.
+[Note: rings] in waits.py.  Trainers join a meeting round from every wait.
 """
 
 from __future__ import annotations
@@ -787,7 +787,7 @@ class Membership:
 
 
 BARRIER = "barrier"  # the place of such a wait
-GATHERING = "gathering"  # likewise: see meeting_rounds.py
+ROUND = "round"  # likewise
 
 
 def wait_until_done(
@@ -836,7 +836,7 @@ def _check_deadlock(job: Lifecycle, members: Membership) -> None:
         joined[trainer] for trainer in awaited if trainer in joined and joined[trainer].waits
     ]
     waits = [wait for member in blocked for wait in member.waits.values()]
-    if any(wait.place == GATHERING or wait.apart for wait in waits):
+    if any(wait.place == ROUND or wait.apart for wait in waits):
         return
     if len(blocked) < len(awaited) or any(wait.done() for wait in waits):
         return

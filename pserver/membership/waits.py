@@ -70,7 +70,7 @@ class WaitKind(enum.Enum):
     STEP = "step"
     BARRIER = "barrier"
     SAVE = "save"
-    GATHERING = "gathering"
+    ROUND = "round"
     SAMPLES = "samples"
     JOIN = "join"
     POSITION = "position"

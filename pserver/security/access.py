@@ -236,8 +236,7 @@ CALLS: Mapping[str, Role] = {
     "Announce": Role.TRAINER,
     "Finish": Role.TRAINER,
     "Leave": Role.TRAINER,
-    "Barrier": Role.TRAINER,
-    "Rendezvous": Role.TRAINER,
+    "Meet": Role.TRAINER,
     "Save": Role.TRAINER,
     "Load": Role.TRAINER,
     "Shrink": Role.TRAINER,
@@ -248,7 +247,6 @@ CALLS: Mapping[str, Role] = {
     "Trace": Role.TRAINER,
     "Follow": Role.OPERATOR,  # or a server's certificate, see PEERS
     "Lease": Role.TRAINER,
-    "Position": Role.TRAINER,
     "Exchange": Role.NOBODY,  # its frames are in the table below
 }
 

@@ -48,7 +48,7 @@ BYTES_PER_SECOND = 2**20  # of the slowest connection on which a large message a
 POOLS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("Heartbeat", "Announce", "Leave"), "beats"),
-        **dict.fromkeys(("Barrier", "Finish"), "waits"),
+        **dict.fromkeys(("Meet", "Finish"), "waits"),
         "Challenge": "challenges",  # one goes before each heartbeat, and strangers may ask for it
         **dict.fromkeys(("Install", "Save", "Load", "Shrink", "Observe"), "works"),
     }
@@ -86,7 +86,7 @@ class CallThreads:
         of_calls = {
             "Join": self._limits.manifest_bytes,
             "Install": PART_BYTES + SLACK_BYTES,
-            **dict.fromkeys(("Barrier", "Rendezvous"), TALK_BYTES),
+            "Meet": TALK_BYTES,
             "Trace": PART_BYTES + SLACK_BYTES,  # a part of a trainer's spans
             **dict.fromkeys(("Announce", "Leave"), TEXT_BYTES),
         }

@@ -111,7 +111,7 @@ class Process:
         """The saves that the job makes by itself, of which there is nothing but the meetings."""
         communicator, position = self.communicator, self.communicator.position
         client = communicator.clients[0]
-        schedule = SaveSchedule(self.world.every, client.agree)
+        schedule = SaveSchedule(self.world.every, client.meetings.agree)
         self._due = DueSaves(schedule, lambda: self._taken, self._meet)
         self._together = self.world.mode in TOGETHER
         position.parts |= {"saves": self._due.plain, "taken": self._told}

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
-from pserver.job.barriers import Barriers
 from pserver.job.coordination import Coordination
+from pserver.job.meetings import Meetings
 from pserver.job.program import InstalledProgram
-from pserver.job.store import Store
 from pserver.job_log.coordinator import Coordinator
 from pserver.lane.leases import JobLeases
 from pserver.membership.lifecycle import Lifecycle
@@ -34,15 +33,13 @@ def written_differences(world: World, path: str, held: InstalledProgram) -> Iter
             coordinator=Coordinator(world.servers, rounds, members.awaited_together)
         ),
         leases=JobLeases(members, job),
-        barriers=Barriers(members, job),
-        store=Store(),
+        meetings=Meetings(members, job),
     )
     Coordination(path, cast(InstalledProgram, another)).restore()
     for name, known, read in (
         ("the log", held.decisions.coordinator, another.decisions.coordinator),
         ("the leases", held.leases, another.leases),
-        ("the barriers", held.barriers, another.barriers),
-        ("the topics", held.store, another.store),
+        ("the meetings", held.meetings, another.meetings),
     ):
         own, theirs = _plain(known), _plain(read)
         if own != theirs:

@@ -30,12 +30,12 @@ from pserver.service.handler import handle
 from pserver.service.streams import WorkingStreams
 from pserver.transport import inprocess
 from pserver.wire_pb2 import (
-    BarrierReply,
-    BarrierRequest,
     FinishRequest,
     HeartbeatRequest,
     LeaveRequest,
-    RendezvousRequest,
+    MeetMode,
+    MeetReply,
+    MeetRequest,
     StatusRequest,
 )
 from tests.support.job_frames import DEADLINE, Clock, Trainer, plan_of
@@ -116,24 +116,25 @@ class Barrier(Meeting):
         self.sessions = [each.session for each in trainers]
         self._left = set[int]()
 
-    def asked(self, trainer: int, topic: str, text: str) -> BarrierReply:
+    def asked(self, trainer: int, topic: str, text: str) -> MeetReply:
         """One call, which waits for a moment."""
         session = self.sessions[trainer]
-        return self.job.barrier(BarrierRequest(session=session, name=topic, text=text))
+        return self.job.meet(MeetRequest(session=session, key=topic, text=text))
 
     def give(self, trainer: int, topic: str, text: str) -> Texts:
         return dict(self.passed(trainer, topic, text).texts)
 
-    def passed(self, trainer: int, topic: str, text: str) -> BarrierReply:
+    def passed(self, trainer: int, topic: str, text: str) -> MeetReply:
         """Asks until all have come, as a client does."""
         while trainer not in self._left:
-            if (reply := self.asked(trainer, topic, text)).passed:
+            if (reply := self.asked(trainer, topic, text)).over:
                 return reply
         raise TrainerLost("it has left while it waited")
 
     def agree(self, trainer: int, topic: str, text: str) -> str | None:
-        asked = RendezvousRequest(session=self.sessions[trainer], topic=topic, address=text)
-        return self.job.rendezvous(asked).address
+        session, mode = self.sessions[trainer], MeetMode.MEET_FIRST
+        asked = MeetRequest(session=session, mode=mode, key=topic, text=text)
+        return next(iter(self.job.meet(asked).texts.values()), "")
 
     def waits_for(self, trainer: int) -> list[int]:
         waits = self.job.status(StatusRequest()).waits
@@ -154,7 +155,7 @@ class Barrier(Meeting):
         self.job.leave(LeaveRequest(session=session, success=not failure, failure=failure))
 
 
-class Gathering(Barrier):
+class Round(Barrier):
     """Over server 0, without a name: whoever is there."""
 
     keeps = False
@@ -163,11 +164,10 @@ class Gathering(Barrier):
         super().__init__(stack)
         self.after = [0] * TRAINERS
 
-    def asked(self, trainer: int, topic: str, text: str) -> BarrierReply:
+    def asked(self, trainer: int, topic: str, text: str) -> MeetReply:
         session, after = self.sessions[trainer], self.after[trainer]
-        return self.job.barrier(
-            BarrierRequest(session=session, gathers=True, text=text, after=after)
-        )
+        asked = MeetRequest(session=session, mode=MeetMode.MEET_ROUND, text=text, number=after)
+        return self.job.meet(asked)
 
     def give(self, trainer: int, topic: str, text: str) -> Texts:
         reply = self.passed(trainer, topic, text)
@@ -216,7 +216,7 @@ class Exchange(Meeting):
         self._said = stack.enter_context(captured("trainer.collective.rendezvous"))
 
     def give(self, trainer: int, topic: str, text: str) -> Texts:
-        return dict(enumerate(self.peers[trainer].exchange(topic, text, range(TRAINERS))))
+        return dict(enumerate(self.peers[trainer].meet(topic, text, range(TRAINERS))))
 
     def agree(self, trainer: int, topic: str, text: str) -> str | None:
         with pytest.MonkeyPatch.context() as patch:
@@ -241,7 +241,7 @@ class Exchange(Meeting):
 
 MEETINGS: dict[str, type[Meeting]] = {
     "barrier": Barrier,
-    "gathering": Gathering,
+    "round": Round,
     "trainers' store": Exchange,
 }
 SHORT = 0.05  # seconds that a call waits
@@ -332,7 +332,7 @@ def test_a_trainer_that_has_finished_is_not_awaited_or_missed(meeting: Meeting) 
 
 
 def test_a_text_stays_when_its_trainer_leaves(meeting: Meeting) -> None:
-    """At a meeting of a name; a gathering is of those who are there."""
+    """At a meeting of a name; a round is of those who are there."""
     early = meeting.come(2, "1: x", "of 2")
     eventually(lambda: set(meeting.waits_for(2)) >= {0, 1})
     meeting.leave(2)
@@ -356,7 +356,7 @@ def test_a_failure_of_one_reaches_those_who_wait(meeting: Meeting) -> None:
         assert "trainer 2" in str(error) and "ValueError: no data" in str(error)
 
 
-@pytest.mark.parametrize("meeting", ["barrier", "gathering"], indirect=True)
+@pytest.mark.parametrize("meeting", ["barrier", "round"], indirect=True)
 def test_the_same_call_again_has_the_same_answer(meeting: Barrier) -> None:
     """Of a trainer that has not heard the first one: what it says now changes nothing, also when
     another trainer is further.
@@ -364,7 +364,7 @@ def test_the_same_call_again_has_the_same_answer(meeting: Barrier) -> None:
     heard = meeting.all_come("1: x", str)
     after = meeting.come(0, "2: x", "further")
     eventually(lambda: meeting.waits_for(0) == [1, 2])
-    if isinstance(meeting, Gathering):
+    if isinstance(meeting, Round):
         meeting.after[1:] = [0, 0]
     again = [meeting.give(trainer, "1: x", "again") for trainer in (1, 2)]
 

@@ -175,7 +175,7 @@ class Attacker:
         """A call of up to 4 MB, of which the end does not come."""
         host, _, port = self._endpoint.rpartition(":")
         size = inputs.random.choice((2**16, 2**20, 2**22))
-        method = f"/{SERVICE}/{inputs.random.choice(('Join', 'Install', 'Barrier', 'Exchange'))}"
+        method = f"/{SERVICE}/{inputs.random.choice(('Join', 'Install', 'Meet', 'Exchange'))}"
         call = UnfinishedCall((host, int(port)), method, size, 0.5)
         self._unfinished.append(call)
         if len(self._unfinished) > UNFINISHED:

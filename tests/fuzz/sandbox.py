@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from google.protobuf.message import DecodeError
 
-from pserver.config import ServerConfig
+from pserver.config import PROTOCOL, ServerConfig
 from pserver.control.calls import CALLS
 from pserver.errors import PServerError
 from pserver.job.job import Job
@@ -167,7 +167,7 @@ class Sandbox:
     def _join(self) -> None:
         plan = PLANS[self.mode]
         request = JoinRequest(
-            protocol=1,
+            protocol=PROTOCOL,
             incarnation="good",
             fingerprint=plan.fingerprint(),
             manifest=plan.manifest(),

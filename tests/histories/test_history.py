@@ -42,7 +42,7 @@ def test_fifty_stories_under_random_faults() -> None:
         "HELLO",
         "Join",
         "Leave",
-        "Barrier",
+        "Meet",
     } <= kinds
 
 
@@ -209,12 +209,12 @@ def test_control_calls_may_get_lost_or_come_twice(action: str, mode: str) -> Non
     """
     points = [
         CallPoint(action, call, occurrence)
-        for call in ("Join", "Install", "Barrier", "Leave")
+        for call in ("Join", "Install", "Meet", "Leave")
         for occurrence in (1, 2)
     ]
     verdict = play(story(mode), calls=points)
 
     assert not verdict.failure, verdict
-    assert {(action, "call", call) for call in ("Join", "Install", "Barrier", "Leave")} <= set(
+    assert {(action, "call", call) for call in ("Join", "Install", "Meet", "Leave")} <= set(
         verdict.faults
     )

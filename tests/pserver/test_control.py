@@ -160,9 +160,9 @@ def test_an_error_has_a_grpc_status_for_clients_in_other_languages(
 
 def test_a_value_error_is_a_refusal(client: ControlClient, job: FakeJob) -> None:
     """What the caller wrote wrongly is Refused, with the server's own sentence."""
-    job.answers["barrier"] = fail(ValueError("expected a name, got ''"))
+    job.answers["meet"] = fail(ValueError("expected a name, got ''"))
     with pytest.raises(Refused, match="expected a name, got ''"):
-        client.barrier(wire.BarrierRequest())
+        client.meet(wire.MeetRequest())
 
 
 def test_a_server_that_asks_until_a_job_begins_is_logged_once(
@@ -397,12 +397,12 @@ def test_a_port_in_use_is_one_sentence(server: ControlServer) -> None:
 def test_many_waiting_calls_do_not_keep_others_out(client: ControlClient, job: FakeJob) -> None:
     """While 100 calls wait in the job, another is answered."""
     release = threading.Event()
-    job.answers["barrier"] = lambda _: wire.BarrierReply(passed=release.wait(SECONDS))
+    job.answers["meet"] = lambda _: wire.MeetReply(over=release.wait(SECONDS))
     with futures.ThreadPoolExecutor(100) as pool:
-        waiting = [pool.submit(client.barrier, wire.BarrierRequest()) for _ in range(100)]
+        waiting = [pool.submit(client.meet, wire.MeetRequest()) for _ in range(100)]
         assert isinstance(client.status(timeout=5.0), wire.StatusReply)
         release.set()
-        assert all(call.result(timeout=SECONDS).passed for call in waiting)
+        assert all(call.result(timeout=SECONDS).over for call in waiting)
 
 
 def test_a_refused_connection_is_called_that() -> None:

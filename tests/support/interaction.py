@@ -20,9 +20,8 @@ import torch
 
 from pserver import wire_pb2 as wire
 from pserver.checkpoint import checkpoint
-from pserver.config import ServerConfig
+from pserver.config import PROTOCOL, ServerConfig
 from pserver.errors import PServerError
-from pserver.job.job import PROTOCOL
 from pserver.lane.rounds import Clipping
 from pserver.lane.step import Step
 from pserver.membership import lifecycle
@@ -310,12 +309,12 @@ class Interaction:
     def _do_barrier(self, trainer: int | str, name: str) -> None:
         """A trainer meets the others, on server 0."""
         who = self._trainer(trainer)
-        request = wire.BarrierRequest(session=who.sessions[0], name=name)
-        meet = partial(self._servers[0].barrier, request)
+        request = wire.MeetRequest(session=who.sessions[0], key=name)
+        meet = partial(self._servers[0].meet, request)
 
-        def said(reply: wire.BarrierReply) -> str:
+        def said(reply: wire.MeetReply) -> str:
             absent = f", absent {list(reply.roll.absent)}" if reply.roll.absent else ""
-            return f"passes{absent}" if reply.passed else "asks again"
+            return f"passes{absent}" if reply.over else "asks again"
 
         self._call(f"{who}", meet, said)
 

@@ -9,10 +9,11 @@ from types import MappingProxyType
 
 import torch
 
+from pserver.config import PROTOCOL
 from pserver.errors import (
     from_wire,
 )
-from pserver.job.job import PROTOCOL, Job
+from pserver.job.job import Job
 from pserver.transport import frames, inprocess
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import (

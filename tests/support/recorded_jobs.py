@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from pserver import wire_pb2 as wire
-from pserver.config import ServerConfig
+from pserver.config import PROTOCOL, ServerConfig
 from pserver.dense.update import clip_coefficients
-from pserver.job.job import PROTOCOL, Job
+from pserver.job.job import Job
 from pserver.job.program import InstalledProgram
 from pserver.lane.lane import LaneExecutor
 from pserver.lane.rounds import Clipping

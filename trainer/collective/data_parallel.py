@@ -524,10 +524,10 @@ def compare_models(
         + [["how gradients travel", exchange]]
     )
     digest = hashlib.sha256(mine.encode()).hexdigest()
-    if len(set(peers.exchange(topic, digest, ranks))) == 1:
+    if len(set(peers.meet(topic, digest, ranks))) == 1:
         return topic
     first, *others = (
-        dict(bounded_json.loads(text)) for text in peers.exchange(f"{topic}, in full", mine, ranks)
+        dict(bounded_json.loads(text)) for text in peers.meet(f"{topic}, in full", mine, ranks)
     )
     for rank, other in zip(ranks[1:], others, strict=True):
         for name in (*first, *other):

@@ -29,6 +29,7 @@ from transpiler.strategy.strategy import DistributedStrategy
 if TYPE_CHECKING:
     from pserver.client.client import Client  # which brings the transports
 
+RENDEZVOUS = "rendezvous"  # the key of its address at the meeting place
 WHOLE = GradientExchange(size_mb=math.inf)  # one bucket for each dtype and device
 PAUSE_SECONDS = 0.1  # at most, between two requests for trainer 0's endpoint
 
@@ -172,7 +173,7 @@ def _met(
     connection.check_collective(host)
     if rank == 0:
         store = connect_store(host, 0, rank, connection)
-        clients[0].rendezvous(f"{host}:{store.port}")
+        clients[0].meetings.set(RENDEZVOUS, f"{host}:{store.port}")
     else:
         endpoint = _rendezvous_endpoint(clients[0], connection.start_timeout_seconds)
         store = connect_store(*split_endpoint(endpoint), rank, connection, meanwhile=meanwhile)
@@ -198,7 +199,7 @@ def _rendezvous_endpoint(client: Client, timeout: float) -> str:
     """Trainer 0's endpoint, as soon as the server has it."""
     text = "waiting for trainer 0 to announce the endpoint of the trainers' rendezvous"
     for _ in poll(log, lambda: text, timeout, PAUSE_SECONDS):
-        if endpoint := client.rendezvous():
+        if endpoint := client.meetings.agree(RENDEZVOUS):
             return endpoint
         client.check()
     raise TimedOut(f"trainer 0 has not announced the trainers' rendezvous within {timeout:g} s")

@@ -1,13 +1,13 @@
 """Means of dense gradients over the live trainers of a job with servers.
 
 [Note: averages that outlive a trainer]  A process group has fixed members.  When one of them is
-lost or leaves, or another one joins, the trainers gather on server 0 (see [Note: gatherings] in
-pserver/job/meeting_rounds.py), a group of the live trainers comes up, and from their votes each of
+lost or leaves, or another one joins, the trainers meet on server 0 (see [Note: rounds] in
+pserver/job/meetings.py), a group of the live trainers comes up, and from their votes each of
 them knows what to do with the average under way: see [Note: which average counts] in vote.py.
 A trainer keeps its own gradients until the average counts, so that it can be repeated.
 
-A trainer itself notices the reason for a gathering: an operation fails, or server 0 reports that
-trainers have joined or gone.  It then joins the gathering from wherever it waits:
+A trainer itself notices the reason for a meeting round: an operation fails, or server 0 reports
+that trainers have joined or gone.  It then joins the round from wherever it waits:
 :meth:`DenseSteps.attend`.  While no trainer joins or goes, a step costs no message.
 """
 
@@ -33,7 +33,7 @@ from trainer.collective.vote import HELD, NONE, SEALED, Verdict, Vote, verdict_o
 from transpiler.strategy.exchange import GradientExchange
 
 if TYPE_CHECKING:
-    from pserver.client.replies import Gathered  # which brings the transports
+    from pserver.client.replies import MeetingRound  # which brings the transports
 
 CPU = torch.device("cpu")
 PATIENCE = 2.0  # seconds that a wait may still take when trainers have joined or gone
@@ -47,7 +47,7 @@ class LivePeers:
     """Access to the other trainers, by way of the servers.
 
     Attributes:
-        gather: joins a gathering; takes this trainer's text, the number of its last gathering,
+        meet: joins a meeting round; takes this trainer's text, the number of its last round,
             whether it takes no further step, and the numbers of averages that it knows as applied
             and as overflowed.
         changes: gives how often trainers have joined and gone.
@@ -58,7 +58,7 @@ class LivePeers:
         drain: waits until the servers have everything that this trainer has sent.
     """
 
-    gather: Callable[[str, int, bool, int, int], Gathered]
+    meet: Callable[[str, int, bool, int, int], MeetingRound]
     changes: Callable[[], int]
     check: Callable[[], None]
     step: Callable[[], int]
@@ -117,8 +117,8 @@ class DenseSteps:
         self._give, self._take = give, take
         self._sums: GroupSums | None = None
         self.arrived = False
-        self._number = self._seen = 0  # the last gathering's number, and the changes until then
-        self._group = 0  # the number of the gathering after which the group came up
+        self._number = self._seen = 0  # the last round's number, and the changes until then
+        self._group = 0  # the number of the round after which the group came up
         self._wanted, self._waiting, self._noticed = True, False, 0.0
         self._failures, self._tried = 0, tuple[TrainerProcess, ...]()
         self._new, self._ends, self._over = True, False, False
@@ -127,7 +127,7 @@ class DenseSteps:
         self._result: GradientMeans | None = None  # of _work
         self._sealed = self._decided = False
         self._last: GradientMeans | None = None  # the last average that counts
-        self._gather()
+        self._meet()
 
     # ---- steps ----
 
@@ -186,14 +186,14 @@ class DenseSteps:
         return result
 
     def _made(self) -> GradientMeans:
-        """Makes the average, gathering as often as needed, and returns the result."""
+        """Makes the average, meeting as often as needed, and returns the result."""
         work = self._work
         assert work is not None, "an average is under way"
         while self._result is None:
             if self._called:
-                self._gather()
+                self._meet()
                 continue
-            assert self._sums is not None, "after a gathering"
+            assert self._sums is not None, "after a meeting round"
             try:
                 self._noticed = 0.0
                 made = self._sums.average(
@@ -206,14 +206,14 @@ class DenseSteps:
         return self._result
 
     def attend(self) -> None:
-        """Joins a gathering, if one is needed; called wherever this trainer waits.
+        """Joins a meeting round, if one is needed; called wherever this trainer waits.
 
         Raises:
             PServerError: as :meth:`average`.
         """
         if not (self._called or self._waiting):
             return
-        self._gather()
+        self._meet()
         if self._work is not None:
             self._made()
 
@@ -229,7 +229,7 @@ class DenseSteps:
         self._ends = True
         while not self._over:
             self._wanted = True
-            self._gather()
+            self._meet()
 
     def values(self) -> bytes:
         """A copy of this trainer's values, as a new process would get them."""
@@ -245,7 +245,7 @@ class DenseSteps:
             self._sums.close()
         self._groups.close(failure)
 
-    # ---- gatherings ----
+    # ---- meeting rounds ----
 
     @property
     def _called(self) -> bool:
@@ -270,21 +270,21 @@ class DenseSteps:
         self._failures += 1
         if self._failures > TRIES:
             raise error
-        log.warning("the trainers gather again: %s", error)
+        log.warning("the trainers meet again: %s", error)
         self._group, self._wanted = 0, True
         self._groups.close(str(error))
 
-    def _gather(self) -> None:
-        """Gathers with the others: exchanges votes, and carries out the verdict."""
+    def _meet(self) -> None:
+        """Meets the others: exchanges votes, and carries out the verdict."""
         with self._peers.waiting():
             done = False
             while not done:
                 text = self._vote().text()
-                gathered = self._peers.gather(
+                met = self._peers.meet(
                     text, self._number, self._ends, self._applied, self._count - self._applied
                 )
-                self._number, self._seen = gathered.number, gathered.changes
-                told = {t: Vote.of(each) for t, each in gathered.texts.items()}
+                self._number, self._seen = met.number, met.changes
+                told = {t: Vote.of(each) for t, each in met.texts.items()}
                 verdict = verdict_of(told)
                 if verdict.problem and (self._work is not None or not verdict.members):
                     raise TrainerLost(verdict.problem)
@@ -314,7 +314,7 @@ class DenseSteps:
         )
 
     def _follow(self, verdict: Verdict) -> None:
-        """Carries out the verdict of a gathering, together with the other members."""
+        """Carries out the verdict of a round, together with the other members."""
         if verdict.over:
             return
         if verdict.members != self._tried:
@@ -350,7 +350,7 @@ class DenseSteps:
         self._noticed, first = 0.0, self._sums is None
         self._groups.bring_up(
             verdict.members,
-            f"averages after gathering {self._number}",
+            f"averages after round {self._number}",
             {"how gradients travel": repr(self.exchange)},
         )
         alone = len(verdict.members) == 1

@@ -56,7 +56,7 @@ class GradientSums:
             more = [_group(ranks) for _ in range(exchange.rings - 1)]
             self._groups = [group, *more]
             return
-        hosts = peers.exchange(f"{topic}, hosts", platform.node(), ranks)
+        hosts = peers.meet(f"{topic}, hosts", platform.node(), ranks)
         inner = row_or_all(exchange.row, hosts)
         self._rows = [self._in_rows(ranks, inner, ring) for ring in range(exchange.rings)]
 

@@ -58,7 +58,7 @@ class GroupSums:
         self._rings: dict[tuple[int, str], Ring] = {}
         self._inner = 0
         if groups is not None and exchange.row is not None:
-            hosts = groups.peers.exchange("hosts", platform.node(), range(self.size))
+            hosts = groups.peers.meet("hosts", platform.node(), range(self.size))
             try:
                 self._inner = row_or_all(exchange.row, hosts)
             except ValueError as error:

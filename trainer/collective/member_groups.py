@@ -92,7 +92,7 @@ class MemberGroups:
         # no barrier: a trainer that joins meanwhile is not a member
         if rank == 0:
             store = connect_store(host, 0, 0, connection)
-            self._clients[0].agree(topic, f"{host}:{store.port}")
+            self._clients[0].meetings.agree(topic, f"{host}:{store.port}")
         else:
             endpoint = self._endpoint(members[0], topic, connection.start_timeout_seconds)
             store = connect_store(
@@ -114,7 +114,7 @@ class MemberGroups:
         """The endpoint at which the first member serves the store."""
         what = f"trainer {first.trainer}'s endpoint"
         for _ in poll(log, lambda: f"waiting for {what}", seconds, 0.1):
-            if endpoint := self._clients[0].agree(topic, ""):
+            if endpoint := self._clients[0].meetings.agree(topic):
                 return endpoint
             self._check()
         raise TimedOut(f"{what} was not received within {seconds:g} s")

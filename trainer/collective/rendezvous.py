@@ -565,7 +565,7 @@ class Peers:
         names: one a trainer, for messages: its HOST:PORT, or "".
         store: holds the trainers' short messages to one another.
         host: the address at which the others reach this trainer.
-        timeout_seconds: of :meth:`exchange`.
+        timeout_seconds: of :meth:`meet`.
         id: 32 hexadecimal digits that trainer 0 drew for this job, the same on all.
         meanwhile: called while this trainer waits; raises what should end the wait.
         membership: watches the others; None in a world of one, and if the script itself made
@@ -601,7 +601,7 @@ class Peers:
         if self.membership is not None:
             self.membership.check(needed)
 
-    def exchange(self, topic: str, text: str, ranks: Sequence[int]) -> list[str]:
+    def meet(self, topic: str, text: str, ranks: Sequence[int]) -> list[str]:
         """Exchanges texts: each of these trainers gives one, and gets the texts of all.
 
         A trainer that has given its text may leave: the others still get it.
@@ -615,7 +615,7 @@ class Peers:
             PServerError: one of the trainers is lost, has failed or has left.
         """
         try:
-            texts = self._exchanged(topic, text, ranks)
+            texts = self._texts_of(topic, text, ranks)
         except DistError as error:  # which says "Connection reset"
             event = None if self.membership is None else self.membership.cause()
             if event is not None:
@@ -631,7 +631,7 @@ class Peers:
                 self.store.delete_key(former)
         return texts
 
-    def _exchanged(self, topic: str, text: str, ranks: Sequence[int]) -> list[str]:
+    def _texts_of(self, topic: str, text: str, ranks: Sequence[int]) -> list[str]:
         keys = {rank: f"{topic}/{rank}" for rank in ranks}
         gave_up = f"{topic}/gave up"
 
@@ -660,6 +660,14 @@ class Peers:
             f"are missing: {self.spell(*missing())}"
         )
         raise TimedOut(self.store.compare_set(gave_up, "", said).decode())
+
+    def agree(self, topic: str, text: str) -> str:
+        """Proposes a text about a topic; the first trainer's text counts.
+
+        Returns:
+            The first trainer's text.
+        """
+        return self.store.compare_set(f"agree/{topic}", "", text).decode()
 
     def close(self, text: str, failure: str = "") -> None:
         """Leaves the other trainers, and releases the store.
@@ -779,7 +787,7 @@ def _announced(peers: Peers, metadata: Mapping[str, str]) -> list[dict[str, Any]
         )
     own = {"host": peers.host, "metadata": metadata, "id": peers.id}
     try:
-        texts = peers.exchange("rendezvous", json.dumps(own), range(peers.size))
+        texts = peers.meet("rendezvous", json.dumps(own), range(peers.size))
         announced = [bounded_json.loads(text) for text in texts]
         _compare(peers, [each["metadata"] for each in announced])
     except PServerError:

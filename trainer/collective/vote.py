@@ -46,7 +46,7 @@ class Vote:
         ends: whether it takes no further step.
         new: whether it has been in no group yet.
         late: whether the others trained already when it joined.
-        group: the number of the gathering after which its group came up; 0 if it has no working
+        group: the number of the meeting round after which its group came up; 0 if it has no working
             group.
     """
 
@@ -73,12 +73,12 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The decision of a gathering.
+    """The decision of a meeting round.
 
     Attributes:
         members: the trainers that continue together, in the order of their numbers.
         arrived: the members that get values.
-        waiting: the new trainers that can join at the next gathering.
+        waiting: the new trainers that can join at the next round.
         same_group: whether all members have the same working group.
         values_from: the trainer that gives the values; None if no trainer gets any.
         result_from: the trainer that sends its result; None if no trainer does.

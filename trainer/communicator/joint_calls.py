@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 # The position of a trainer's script, for a trainer that joins late; and, on that trainer, the
 # position of the others.
 #
-# See [Note: where the others are] in pserver/job/script_position.py.
+# See [Note: where the others are] in pserver/job/meetings.py.
 
 
 MOST = 2**18  # characters of a position
@@ -132,7 +132,7 @@ class Position:
 
     def _answer(self, number: int, told: PositionAnswer, step: int) -> None:
         with suppress(PServerError):  # the job has failed, and says so elsewhere
-            if self._client.positions.answer(number, told, step):
+            if self._client.meetings.answer(number, told, step):
                 self._answered = max(self._answered, number)
 
     def _said(self) -> PositionAnswer:
@@ -164,7 +164,7 @@ class Position:
         """
         if not self.late:
             return
-        told = self._client.positions.ask(lambda: f"trainer {self._live.leader}")
+        told = self._client.meetings.ask(lambda: f"trainer {self._live.leader}")
         self._client.late = False
         if told.problem:
             log.warning(
@@ -226,7 +226,7 @@ class JointCalls:
         numbered = f"{self.made}: {name}"
         self.past = self.made <= self._theirs
         if self.past:
-            return self._client.barrier(numbered, text, self._check, past=True)
+            return self._client.meetings.barrier(numbered, text, self._check, past=True)
         self._under_way = numbered
         try:
             return self._wait(numbered, text)
@@ -243,7 +243,7 @@ class JointCalls:
 
         with self._position.waiting():
             check()
-            return self._client.barrier(name, text, check)
+            return self._client.meetings.barrier(name, text, check)
 
     def meet_apart(self, name: str, text: str) -> dict[int, str]:
         """Waits at a barrier that is not counted: its name alone identifies it.  Trainers arrive
@@ -258,7 +258,7 @@ class JointCalls:
             self.attend()
 
         with self._position.waiting():
-            return self._client.barrier(name, text, check, apart=True)
+            return self._client.meetings.save(name, text, check)
 
     def skip(self, calls: int) -> None:
         """Skips the calls that the script does not make, in an iteration that is over."""

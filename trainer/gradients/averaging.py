@@ -332,7 +332,7 @@ def dense_steps_of(
     log.info("training collectively, beside: %s", ", ".join(plan.averaged))
     values = AveragedValues(plan, optimizers)
     peers = LivePeers(
-        lambda text, after, ends, averages, overflows: client.gather(
+        lambda text, after, ends, averages, overflows: client.meetings.round(
             text, after, communicator.check, ends, averages, overflows
         ),
         lambda: communicator.live.changes,

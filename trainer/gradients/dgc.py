@@ -290,7 +290,7 @@ def check_alike(ramp: Ramp) -> None:
         FingerprintMismatch: another trainer's ramp differs.
     """
     peers = current_peers()
-    for rank, other in enumerate(peers.exchange("dgc", str(ramp), range(peers.size))):
+    for rank, other in enumerate(peers.meet("dgc", str(ramp), range(peers.size))):
         if other != str(ramp):
             raise FingerprintMismatch(
                 f"strategy.dgc_configs: trainer {rank} has {other}, trainer {peers.rank} has {ramp}"

@@ -232,7 +232,7 @@ class CollectiveOptimizer(DistributedOptimizer):
         """
         self._barriers += 1
         peers = current_peers()
-        texts = peers.exchange(f"{name} (barrier {self._barriers})", text, range(peers.size))
+        texts = peers.meet(f"{name} (barrier {self._barriers})", text, range(peers.size))
         return {rank: told for rank, told in enumerate(texts) if told}
 
     def __repr__(self) -> str:
@@ -418,7 +418,7 @@ class CollectiveJob(Job):
         """
         said = agreed(strategy)
         peers, topic = current_peers(), f"the strategy of job {next(_jobs)}"
-        for rank, other in enumerate(peers.exchange(topic, said, range(peers.size))):
+        for rank, other in enumerate(peers.meet(topic, said, range(peers.size))):
             if other != said:
                 raise FingerprintMismatch(
                     f"the trainers' strategies differ: trainer {rank} has {other}; trainer "
@@ -516,7 +516,7 @@ class CollectiveJob(Job):
 
     def agree(self, topic: str, text: str) -> str | None:
         """The first trainer's text about a topic."""
-        return current_peers().store.compare_set(f"agree/{topic}", "", text).decode()
+        return current_peers().agree(topic, text)
 
     def shard(self, loader: Iterable[Any], seed: int | None, name: str) -> Iterable[Any]:
         """See :func:`trainer.fleet.shard`."""

@@ -698,7 +698,7 @@ class Job:
         if self.role.trainers == 1:
             return text
         there = self.communicator
-        return None if there is None else there.clients[0].agree(topic, text)
+        return None if there is None else there.clients[0].meetings.agree(topic, text)
 
     @property
     def transport(self) -> str:

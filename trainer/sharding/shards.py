@@ -69,7 +69,7 @@ def agree(what: str, metadata: Mapping[str, str], group: dist.ProcessGroup) -> N
     ranks = dist.get_process_group_ranks(group)
     _made[group.group_name] += 1
     topic = f"{what} {_made[group.group_name]} of group {group.group_name}"
-    said = current_peers().exchange(topic, json.dumps(dict(metadata)), ranks)
+    said = current_peers().meet(topic, json.dumps(dict(metadata)), ranks)
     first = bounded_json.loads(said[0])
     for rank, text in zip(ranks, said, strict=True):
         if text != said[0]:

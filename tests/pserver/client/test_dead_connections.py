@@ -123,11 +123,11 @@ def test_a_call_on_a_dead_connection_is_asked_again(
     first = Trainer(through(ADDRESS, server), 0, 2)
     second = Trainer(through("127.0.0.1", server), 1, 2)
     with futures.ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(first.client.barrier, "epoch")
+        waiting = pool.submit(first.client.meetings.barrier, "epoch")
         eventually(lambda: bool(server.job._members.by_trainer[0].waiting))
         getattr(path, cut)()
         eventually(lambda: cut == "reset" or redials(first.client) == 1)
-        second.client.barrier("epoch")
+        second.client.meetings.barrier("epoch")
         waiting.result(timeout=SECONDS)
     for trainer in (first, second):
         trainer.client.leave()
@@ -200,7 +200,7 @@ def test_every_redial_resolves_the_name_anew(
         path.close()
         trainer.step(2, 1.0)
         eventually(lambda: moved.connections >= 2)  # and more for the heartbeat
-        trainer.client.barrier("over the new address")
+        trainer.client.meetings.barrier("over the new address")
 
         assert torch.equal(trainer.value, torch.zeros(1000)) and server.job.failure is None
         trainer.client.leave()
@@ -215,7 +215,7 @@ def test_a_barrier_ends_with_what_ends_the_job(server: Server) -> None:
         raise ServerLost("server 1 is lost")
 
     with pytest.raises(ServerLost, match="server 1 is lost"):
-        first.client.barrier("epoch", meanwhile=lost)
+        first.client.meetings.barrier("epoch", meanwhile=lost)
     for trainer in (first, second):
         trainer.client.leave()
 
@@ -233,6 +233,6 @@ def test_a_barrier_ends_with_what_the_heartbeat_has_found(server: Server) -> Non
 
     threading.Timer(0.3, found).start()
     with pytest.raises(ServerLost, match="server 0 has not answered"):
-        first.client.barrier("where the second does not come")
+        first.client.meetings.barrier("where the second does not come")
     first.client.leave()
     second.client.leave()

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pserver.config import ServerConfig
+from pserver.config import PROTOCOL, ServerConfig
 from pserver.errors import PServerError, Unreachable, from_wire
-from pserver.job.job import PROTOCOL, Job
+from pserver.job.job import Job
 from pserver.service.handler import handle
 from pserver.service.streams import WorkingStreams
 from pserver.transport import frames, inprocess

@@ -7,18 +7,19 @@ from typing import Any
 import pytest
 import torch
 
+from pserver.config import PROTOCOL
 from pserver.errors import Busy, Draining, JobFailed, PServerError, TrainerLost
 from pserver.job.job import Job
 from pserver.transport import inprocess
 from pserver.wire_pb2 import (
     AnnounceRequest,
-    BarrierRequest,
     FinishRequest,
     HeartbeatRequest,
     InstallRequest,
     JoinRequest,
     LeaveRequest,
-    RendezvousRequest,
+    MeetMode,
+    MeetRequest,
     ResetRequest,
     StatusRequest,
 )
@@ -43,7 +44,7 @@ def leave(job: Job, trainer: Trainer, **how: Any) -> str:
 def join(job: Job, number: int, incarnation: str = "b", lr: float = 0.5, trainers: int = 2) -> bool:
     plan = plan_of(trainers, lr=lr)
     request = JoinRequest(
-        protocol=1,
+        protocol=PROTOCOL,
         trainer_id=number,
         incarnation=incarnation,
         fingerprint=plan.fingerprint(),
@@ -224,14 +225,14 @@ def test_trainer_0_hears_of_an_end_between_joining_and_installing(served: Served
     job, _ = served
     plan = plan_of(2)
     facts = {"fingerprint": plan.fingerprint(), "manifest": plan.manifest()}
-    session = job.join(JoinRequest(protocol=1, transports=["inprocess"], **facts)).session
+    session = job.join(JoinRequest(protocol=PROTOCOL, transports=["inprocess"], **facts)).session
     announce(job, 1, "", failure="ImportError: no module named net")
     job.tick()
 
     for call in (
         lambda: job.install(InstallRequest(session=session)),
-        lambda: job.barrier(BarrierRequest(session=session, name="begin")),
-        lambda: job.rendezvous(RendezvousRequest(session=session)),
+        lambda: job.meet(MeetRequest(session=session, key="begin")),
+        lambda: job.meet(MeetRequest(session=session, mode=MeetMode.MEET_FIRST)),
     ):
         with pytest.raises(TrainerLost, match="trainer 1 ended before it joined: ImportError"):
             call()

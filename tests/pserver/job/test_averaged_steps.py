@@ -19,7 +19,7 @@ PLAN = plan_of(3, "async")
 
 
 class Trainers:
-    """Gatherings of some trainers, by number.
+    """Meeting rounds of some trainers, by number.
 
     Args:
         plan: of the job.

@@ -18,10 +18,10 @@ import pserver.job.background_saves
 import pserver.lane.updates
 import pserver.service.tensors
 from pserver.checkpoint.checkpoint import Writer
-from pserver.config import ServerConfig
+from pserver.config import PROTOCOL, ServerConfig
 from pserver.dense.slices import SliceCopies, SliceStore
 from pserver.errors import Busy, Refused, TimedOut, Unprepared, from_wire
-from pserver.job.job import PROTOCOL, Job, JobIdentity
+from pserver.job.job import Job, JobIdentity
 from pserver.job.program import InstalledProgram
 from pserver.lane.independent import IndependentSteps
 from pserver.lane.lane import LaneExecutor

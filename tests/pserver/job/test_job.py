@@ -17,6 +17,7 @@ from pserver.wire_pb2 import (
     Hello,
     Kind,
     LeaveRequest,
+    MeetRequest,
     StatusRequest,
 )
 from tests.support.job_frames import DEADLINE, Trainer, plan_of, together
@@ -181,7 +182,7 @@ def test_a_step_that_comes_again_while_it_is_applied_waits_for_nobody_else(
             Frame(kind=Kind.HELLO, hello=Hello(session=first.session, trainer_id=0, stream=2))
         )
         again = pool.submit(first.step, 1, w=torch.ones(2, 3), b=torch.ones(3))
-        assert not job.installed().barriers.meet(job.member(second.session), "x", 0.3)
+        assert not job.meet(MeetRequest(session=second.session, key="x")).over
         assert job.failure is None
         released.set()
         assert again.result(timeout=20)[0].version == 1

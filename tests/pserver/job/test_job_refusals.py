@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from pserver.config import PROTOCOL
 from pserver.errors import (
     Busy,
     FingerprintMismatch,
@@ -18,15 +19,14 @@ from pserver.errors import (
     Refused,
     TrainerLost,
 )
-from pserver.job.job import PROTOCOL
 from pserver.wire_pb2 import (
-    BarrierRequest,
     Commit,
     Frame,
     HeartbeatRequest,
     InstallRequest,
     JoinRequest,
     Kind,
+    MeetRequest,
     Part,
     StatusRequest,
 )
@@ -195,7 +195,7 @@ def test_a_barrier_and_a_step_that_wait_for_one_another_end_the_job(served) -> N
     first, second = Trainer(job, listener, plan, 0), Trainer(job, listener, plan, 1)
 
     def at_barrier() -> None:
-        while not job.barrier(BarrierRequest(session=second.session, name="x")).passed:
+        while not job.meet(MeetRequest(session=second.session, key="x")).over:
             pass
 
     with ThreadPoolExecutor(2) as pool:
@@ -213,7 +213,7 @@ def test_barriers_that_wait_for_one_another_end_the_job(served) -> None:
     trainers = [Trainer(job, listener, plan, number) for number in range(2)]
 
     def at_barrier(trainer: Trainer, name: str) -> None:
-        while not job.barrier(BarrierRequest(session=trainer.session, name=name)).passed:
+        while not job.meet(MeetRequest(session=trainer.session, key=name)).over:
             pass
 
     with ThreadPoolExecutor(2) as pool:
@@ -229,6 +229,6 @@ def test_a_barrier_that_all_have_left_is_forgotten(served) -> None:
     job, listener = served
     trainer = Trainer(job, listener, plan_of(trainers=1), 0)
     for name in "abc":
-        job.barrier(BarrierRequest(session=trainer.session, name=name, text="told"))
+        job.meet(MeetRequest(session=trainer.session, key=name, text="told"))
 
-    assert list(job.installed().barriers._arrived) == ["c"]
+    assert list(job.installed().meetings._barriers) == ["c"]

@@ -13,10 +13,10 @@ import torch
 from pserver.errors import Refused, UnknownSession, Unprepared
 from pserver.job_log import files
 from pserver.wire_pb2 import (
-    BarrierRequest,
     LeaseEpoch,
     LeaseRequest,
-    RendezvousRequest,
+    MeetMode,
+    MeetRequest,
     ShrinkRequest,
 )
 from tests.support.job_frames import DEADLINE
@@ -43,22 +43,27 @@ def test_a_barrier_that_one_has_passed_lets_the_other_pass(world: World, tmp_pat
     first, second = (parts[0] for parts in world.trainers)
 
     def meets(part: Part, text: str) -> dict[int, str] | None:
-        request = BarrierRequest(session=part.session, name="1: epoch", text=text)
-        reply = part.job.barrier(request)
-        return dict(reply.texts) if reply.passed else None
+        request = MeetRequest(session=part.session, key="1: epoch", text=text)
+        reply = part.job.meet(request)
+        return dict(reply.texts) if reply.over else None
 
-    asked = RendezvousRequest(session=first.session, topic="port", address="h:1")
-    assert first.job.rendezvous(asked).address == "h:1"
+    def keeps(part: Part, mode: MeetMode, key: str, text: str) -> str:
+        request = MeetRequest(session=part.session, mode=mode, key=key, text=text)
+        return "".join(part.job.meet(request).texts.values())
+
+    first_of, sets = MeetMode.MEET_FIRST, MeetMode.MEET_SET
+    assert keeps(first, first_of, "port", "h:1") == "h:1"
+    assert [keeps(first, sets, "rendezvous", each) for each in ("h:3", "h:4")] == ["h:3", "h:4"]
     other = world.pool.submit(meets, second, "b")
-    until(lambda: "1: epoch" in world.zero.job.installed().barriers._arrived)
+    until(lambda: "1: epoch" in world.zero.job.installed().meetings._barriers)
     assert meets(first, "a") == {0: "a", 1: "b"} == other.result(DEADLINE)
     world.lose(0)
     back(world, path)
     second = world.trainers[1][0]
 
     assert meets(second, "b") == {0: "a", 1: "b"}
-    asked = RendezvousRequest(session=second.session, topic="port", address="h:2")
-    assert second.job.rendezvous(asked).address == "h:1"
+    assert keeps(second, first_of, "port", "h:2") == "h:1"
+    assert keeps(second, sets, "rendezvous", "h:5") == "h:4"
 
 
 def test_leases_stay_with_their_trainers(world: World, tmp_path: Path) -> None:
@@ -99,7 +104,7 @@ def test_who_asks_before_the_program_has_come_joins_first(world: World, tmp_path
     served = world.again(path, 0)
     session = world.trainers[0][0].session
     with pytest.raises(UnknownSession, match="has come back"):
-        served.job.barrier(BarrierRequest(session=session, name="1: epoch"))
+        served.job.meet(MeetRequest(session=session, key="1: epoch"))
     for number in (0, 1):
         world.rejoin(number, 0)
     with pytest.raises(Unprepared, match="the plan has no table 'x'"):

@@ -168,7 +168,7 @@ def drawn(seed: int) -> tuple[int, list[Wait]]:
         WaitKind.BARRIER,
         WaitKind.SAVE,
         WaitKind.SAMPLES,
-        WaitKind.GATHERING,
+        WaitKind.ROUND,
         WaitKind.JOIN,
     ]
     waits = []

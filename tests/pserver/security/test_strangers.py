@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from rich.console import Console
 
 from pserver import wire_pb2 as wire
-from pserver.config import ServerConfig, split_endpoint
+from pserver.config import PROTOCOL, ServerConfig, split_endpoint
 from pserver.control.control_client import ControlClient
 from pserver.errors import Busy, NotAllowed, Refused
 from pserver.launcher.status import ask_each, show
@@ -65,7 +65,7 @@ def joined(server: Server, secret: Secret, trainers: int = 1) -> Trainer:
 def join_request(number: int, trainers: int, fingerprint: str = "") -> wire.JoinRequest:
     plan = plan_of(trainers)
     return wire.JoinRequest(
-        protocol=1,
+        protocol=PROTOCOL,
         trainer_id=number,
         incarnation="stranger",
         fingerprint=fingerprint or plan.fingerprint(),

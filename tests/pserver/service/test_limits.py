@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from pserver.config import PREFERRED_TRANSPORTS, ServerConfig, split_endpoint
+from pserver.config import PREFERRED_TRANSPORTS, PROTOCOL, ServerConfig, split_endpoint
 from pserver.control.control_client import ControlClient
 from pserver.errors import GarbledStream, PServerError, Refused
 from pserver.service.server import Server
@@ -220,7 +220,7 @@ def test_a_job_beyond_the_limits_does_not_begin(changed: dict[str, str], words: 
     with Server(ServerConfig()) as server:
         control = ControlClient(server.endpoint, SECONDS)
         manifest = {**plan_of().manifest(), **changed}
-        request = JoinRequest(protocol=1, manifest=manifest, transports=["tcp"])
+        request = JoinRequest(protocol=PROTOCOL, manifest=manifest, transports=["tcp"])
         if not changed:
             request.incarnation, words = "x" * 2000, "names of up to 1024 characters"
         with pytest.raises(Refused, match=words):
@@ -275,7 +275,7 @@ def test_a_lane_that_the_manifest_does_not_have_is_refused_before_the_program_is
     """It would get a watermark."""
     with Server(ServerConfig(transport="tcp")) as server:
         control = ControlClient(server.endpoint, SECONDS)
-        request = JoinRequest(protocol=1, manifest=plan_of().manifest(), transports=["tcp"])
+        request = JoinRequest(protocol=PROTOCOL, manifest=plan_of().manifest(), transports=["tcp"])
         session = control.join(request).session
         stream = connect("tcp", "127.0.0.1", server.job.transports["tcp"], timeout_seconds=SECONDS)
         stream.send(hello_of(session, 7))

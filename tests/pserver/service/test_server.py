@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pserver.config import PREFERRED_TRANSPORTS, ServerConfig, split_endpoint
+from pserver.config import PREFERRED_TRANSPORTS, PROTOCOL, ServerConfig, split_endpoint
 from pserver.control.control_client import ControlClient
 from pserver.errors import Draining, Refused, ServerLost, TrainerLost, Unreachable
 from pserver.service import server as server_module
@@ -176,7 +176,7 @@ def test_a_silent_trainer_is_noticed_without_anybody_asking() -> None:
         manifest, fingerprint = plan.manifest(), plan.fingerprint()
         control.join(
             JoinRequest(
-                protocol=1,
+                protocol=PROTOCOL,
                 incarnation="a",
                 manifest=manifest,
                 fingerprint=fingerprint,
@@ -242,7 +242,7 @@ def test_a_trainer_that_does_not_listen_cannot_hold_a_server(transport: str) -> 
         control = ControlClient(server.endpoint, SECONDS)
         manifest, fingerprint = plan.manifest(), plan.fingerprint()
         request = JoinRequest(
-            protocol=1,
+            protocol=PROTOCOL,
             incarnation="a",
             manifest=manifest,
             fingerprint=fingerprint,

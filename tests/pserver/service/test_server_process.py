@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from pserver.config import ServerConfig
+from pserver.config import PROTOCOL, ServerConfig
 from pserver.control.control_client import ControlClient
 from pserver.errors import ServerLost
 from pserver.service.server import Server
@@ -72,7 +72,7 @@ def test_a_second_signal_ends_at_once() -> None:
         manifest, fingerprint = plan.manifest(), plan.fingerprint()
         control.join(
             JoinRequest(
-                protocol=1,
+                protocol=PROTOCOL,
                 incarnation="a",
                 manifest=manifest,
                 fingerprint=fingerprint,

@@ -288,9 +288,9 @@ def test_who_has_answered_counts_as_answered(monkeypatch: pytest.MonkeyPatch) ->
             check(self, needed)
 
         monkeypatch.setattr(Peers, "check", late)
-        answer = pool.submit(second.exchange, "a topic", "of 1", range(2))
+        answer = pool.submit(second.meet, "a topic", "of 1", range(2))
         assert looked.wait(20)
-        assert first.exchange("a topic", "of 0", range(2)) == ["of 0", "of 1"]
+        assert first.meet("a topic", "of 0", range(2)) == ["of 0", "of 1"]
         first.leave("it finished after 3 steps")
         waits = pool.submit(first.wait_for_all)
         assert answer.result(20) == ["of 0", "of 1"]

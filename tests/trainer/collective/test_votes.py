@@ -31,7 +31,7 @@ def test_a_job_begins_with_all_and_nobody_gets_values() -> None:
 
 
 def test_before_the_first_average_a_new_process_has_what_all_have() -> None:
-    """One that replaces another before the first gathering is over."""
+    """One that replaces another before the first round is over."""
     found = verdict(t0=at(0, new=True), t1=at(0, new=True, late=True))
 
     assert numbers(found) == [0, 1] and found.values_from is None and not found.problem
