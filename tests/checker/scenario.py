@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from tests.support.every_mode import with_every_mode
 from transpiler.distribute import plan_parameters
 from transpiler.ir.rules import Clip, Rule
 from transpiler.ir.tables import Constant, Segment, Table
@@ -23,31 +24,34 @@ COPIES = 2  # of each trainer's counter in a slice, or in a row: half of an upda
 IDS = (0, 1, 2, 3, 17, -1, -5, 2**40 + 3, 2**63 - 1, -(2**63))
 
 # The settings of each mode; values are drawn from the tuples.
-MODES: Mapping[str, Mapping[str, Any] | None] = {
-    "sync": None,
-    "sync, clipped": None,
-    "async": {"send_queue_size": 1},
-    "async, queue": {
-        "send_queue_size": (2, 4),
-        "max_merge_var_num": (1, 2, 4),
-        "send_wait_times": (0, 2),
-        "thread_pool_size": (1, 2),
+MODES: Mapping[str, Mapping[str, Any] | None] = with_every_mode(
+    {
+        "sync": None,
+        "sync, clipped": None,
+        "async": {"send_queue_size": 1},
+        "async, queue": {
+            "send_queue_size": (2, 4),
+            "max_merge_var_num": (1, 2, 4),
+            "send_wait_times": (0, 2),
+            "thread_pool_size": (1, 2),
+        },
+        "async, receiver": {
+            "send_queue_size": (2, 4),
+            "independent_recv_thread": True,
+            "min_send_grad_num_before_recv": (1, 2),
+        },
+        "half_async": {"half_async": True, "max_merge_var_num": (1, 2, 4)},
+        "staleness": {"staleness": (1, 2, 3)},
+        "geo": {"k_steps": (2, 4)},
+        "diloco": {"k_steps": (1, 2, 4), "outer_optimizer": {"type": "sgd", "lr": 1.0}},
+        "mixed": {
+            "modes": {"async.*": "async", "geo.*": "geo", "*": "sync"},
+            "send_queue_size": (1, 3),
+            "k_steps": (2, 4),
+        },
     },
-    "async, receiver": {
-        "send_queue_size": (2, 4),
-        "independent_recv_thread": True,
-        "min_send_grad_num_before_recv": (1, 2),
-    },
-    "half_async": {"half_async": True, "max_merge_var_num": (1, 2, 4)},
-    "staleness": {"staleness": (1, 2, 3)},
-    "geo": {"k_steps": (2, 4)},
-    "diloco": {"k_steps": (1, 2, 4), "outer_optimizer": {"type": "sgd", "lr": 1.0}},
-    "mixed": {
-        "modes": {"async.*": "async", "geo.*": "geo", "*": "sync"},
-        "send_queue_size": (1, 3),
-        "k_steps": (2, 4),
-    },
-}
+    dict,
+)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tests.checker.scenario import TRANSPORTS
+from tests.support.every_mode import with_every_mode
 from transpiler.ir.rules import Clip, Hparam, Rule
 from transpiler.ir.tables import (
     Constant,
@@ -28,16 +29,19 @@ from transpiler.strategy.strategy import DistributedStrategy
 
 OUTER = {"type": "nesterov", "lr": 0.7, "momentum": 0.9}
 # by mode: its settings, of which tuples are drawn from; None: sync
-MODES: Mapping[str, Mapping[str, Any] | None] = {
-    "sync": None,
-    "async": {"send_queue_size": 1},
-    "async, queue": {"send_queue_size": (2, 4), "max_merge_var_num": (1, 2, 4)},
-    "half_async": {"half_async": True, "max_merge_var_num": (1, 2, 4)},
-    "staleness": {"send_queue_size": 1, "staleness": (1, 2, 3)},
-    "geo": {"k_steps": (1, 2, 4)},
-    "diloco": {"k_steps": (1, 2), "outer_optimizer": OUTER},
-    "lanes": {"modes": {"a*": "async", "g*": "geo", "*": "half_async"}, "k_steps": (1, 2)},
-}
+MODES: Mapping[str, Mapping[str, Any] | None] = with_every_mode(
+    {
+        "sync": None,
+        "async": {"send_queue_size": 1},
+        "async, queue": {"send_queue_size": (2, 4), "max_merge_var_num": (1, 2, 4)},
+        "half_async": {"half_async": True, "max_merge_var_num": (1, 2, 4)},
+        "staleness": {"send_queue_size": 1, "staleness": (1, 2, 3)},
+        "geo": {"k_steps": (1, 2, 4)},
+        "diloco": {"k_steps": (1, 2), "outer_optimizer": OUTER},
+        "lanes": {"modes": {"a*": "async", "g*": "geo", "*": "half_async"}, "k_steps": (1, 2)},
+    },
+    dict,
+)
 TOGETHER = ("sync", "staleness", "diloco")  # one trainer's steps wait for another's
 _SGD: dict[str, Hparam] = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
 _ADAM: dict[str, Hparam] = {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8}

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.support.every_mode import with_every_mode
 from tests.support.seeded import seeded
 from tests.support.threads import at_once
 from trainer import DistributedEmbedding, Executor, fleet
@@ -235,21 +236,26 @@ class Mode:
 
 
 _OUTER = {"type": "sgd", "lr": 1.0}
-MODES: Mapping[str, Mode] = {
-    "sync": Mode({"modes": {"*": "sync"}}, together=True),
-    "async": Mode({}, queued=True),
-    "async, one slot": Mode({"send_queue_size": 1}),
-    "async, cut by its thread": Mode({"runtime_split_send_recv": True}, queued=True),
-    "async, fetched by a thread": Mode({"independent_recv_thread": True}, queued=True),
-    "half-async": Mode({"half_async": True, "max_merge_var_num": 1}),
-    "staleness": Mode({"staleness": 3}, together=True),
-    "delay-compensated": Mode({"dc_asgd": 0.5, "send_queue_size": 1}),
-    "geo": Mode({"k_steps": 2}, exact=False, own_steps=True),
-    "diloco": Mode(
-        {"k_steps": 2, "outer_optimizer": _OUTER}, exact=False, own_steps=True, together=True
-    ),
-    "mixed": Mode({"modes": {"PART": "async", "*": "sync"}, "send_queue_size": 1}, together=True),
-}
+MODES: Mapping[str, Mode] = with_every_mode(
+    {
+        "sync": Mode({"modes": {"*": "sync"}}, together=True),
+        "async": Mode({}, queued=True),
+        "async, one slot": Mode({"send_queue_size": 1}),
+        "async, cut by its thread": Mode({"runtime_split_send_recv": True}, queued=True),
+        "async, fetched by a thread": Mode({"independent_recv_thread": True}, queued=True),
+        "half-async": Mode({"half_async": True, "max_merge_var_num": 1}),
+        "staleness": Mode({"staleness": 3}, together=True),
+        "delay-compensated": Mode({"dc_asgd": 0.5, "send_queue_size": 1}),
+        "geo": Mode({"k_steps": 2}, exact=False, own_steps=True),
+        "diloco": Mode(
+            {"k_steps": 2, "outer_optimizer": _OUTER}, exact=False, own_steps=True, together=True
+        ),
+        "mixed": Mode(
+            {"modes": {"PART": "async", "*": "sync"}, "send_queue_size": 1}, together=True
+        ),
+    },
+    Mode,
+)
 
 
 # ---- a script, and a trainer that runs it ----

@@ -7,20 +7,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.support.every_mode import with_every_mode
 from tests.support.seeded import seeded
 from tests.support.table_trainers import Trainer
 from tests.support.threads import at_once
 
-MODES: dict[str, dict[str, Any]] = {
-    "sync": {"modes": {"*": "sync"}},
-    "async": {},
-    "async, one slot": {"send_queue_size": 1},
-    "receiving thread": {"independent_recv_thread": True},
-    "half-async": {"half_async": True, "max_merge_var_num": 2},
-    "staleness": {"staleness": 2},
-    "geo": {"k_steps": 2},
-    "diloco": {"k_steps": 2, "outer_optimizer": {"type": "sgd", "lr": 1.0}},
-}
+MODES: dict[str, dict[str, Any]] = with_every_mode(
+    {
+        "sync": {"modes": {"*": "sync"}},
+        "async": {},
+        "async, one slot": {"send_queue_size": 1},
+        "receiving thread": {"independent_recv_thread": True},
+        "half-async": {"half_async": True, "max_merge_var_num": 2},
+        "staleness": {"staleness": 2},
+        "geo": {"k_steps": 2},
+        "diloco": {"k_steps": 2, "outer_optimizer": {"type": "sgd", "lr": 1.0}},
+    },
+    dict,
+)
 
 
 class Normed(nn.Module):

@@ -9,17 +9,21 @@ import torch
 from torch import nn
 
 from pserver.membership.watermark import WARM_UP
+from tests.support.every_mode import with_every_mode
 from tests.support.table_trainers import Trainer
 
-MODES: dict[str, dict[str, Any]] = {
-    "sync": {"modes": {"*": "sync"}},
-    "async": {},
-    "half-async": {"half_async": True},
-    "staleness": {"staleness": 3},
-    "delay compensation": {"dc_asgd": 0.5},
-    "geo": {"k_steps": 1},
-    "diloco": {"k_steps": 1, "outer_optimizer": {"type": "sgd", "lr": 1.0}},
-}
+MODES: dict[str, dict[str, Any]] = with_every_mode(
+    {
+        "sync": {"modes": {"*": "sync"}},
+        "async": {},
+        "half-async": {"half_async": True},
+        "staleness": {"staleness": 3},
+        "delay compensation": {"dc_asgd": 0.5},
+        "geo": {"k_steps": 1},
+        "diloco": {"k_steps": 1, "outer_optimizer": {"type": "sgd", "lr": 1.0}},
+    },
+    dict,
+)
 PLANTED = WARM_UP + 2  # the step in which it comes
 STEPS = PLANTED + 2
 HUGE = 1e6

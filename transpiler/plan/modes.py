@@ -19,9 +19,10 @@ diloco      parameters  yes            no     the outer optimizer op, on the mea
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
+from typing import Any
 
 
 class Payload(Enum):
@@ -56,6 +57,7 @@ class Mode:
         tables: sparse tables may be in such a lane.
         among_trainers: trainers average the gradients among themselves, and servers only hold the
             parameters.  No lane has such a mode.
+        example: ``a_sync_configs`` that ask for it.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Mode:
     fetch_barrier: bool = False
     tables: bool = True
     among_trainers: bool = False
+    example: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def steps_on_trainer(self) -> bool:
@@ -109,6 +112,7 @@ SYNC = Mode(
     waits_for_all=True,
     send_barrier=Barrier.ALL,
     fetch_barrier=True,
+    example=MappingProxyType({"modes": {"*": "sync"}}),
 )
 ASYNC = Mode("async", Payload.GRADIENTS, "{merged}, {bounds}{pool}", queues=True)
 HALF_ASYNC = Mode(
@@ -118,13 +122,22 @@ HALF_ASYNC = Mode(
     queues=True,
     collects=True,
     send_barrier=Barrier.LOCAL,
+    example=MappingProxyType({"half_async": True, "max_merge_var_num": 2}),
 )
-GEO = Mode("geo", Payload.DELTAS, "{every} what changed, divided by {trainers}, is added{pool}")
+GEO = Mode(
+    "geo",
+    Payload.DELTAS,
+    "{every} what changed, divided by {trainers}, is added{pool}",
+    example=MappingProxyType({"k_steps": 2}),
+)
 DILOCO = Mode(
     "diloco",
     Payload.PARAMETERS,
     "{every} the mean of what changed is the gradient of {outer}",
     waits_for_all=True,
+    example=MappingProxyType(
+        {"k_steps": 2, "outer_optimizer": {"type": "nesterov", "lr": 0.7, "momentum": 0.9}}
+    ),
 )
 COLLECTIVE = Mode(
     "collective",
@@ -132,6 +145,7 @@ COLLECTIVE = Mode(
     "mean over trainers, among themselves",
     tables=False,
     among_trainers=True,
+    example=MappingProxyType({"modes": {"*": "collective"}}),
 )
 
 EVERY_MODE = (SYNC, ASYNC, HALF_ASYNC, GEO, DILOCO, COLLECTIVE)

@@ -1,9 +1,11 @@
 """From a strategy to lanes: every row of the table, every contradiction."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from tests.support.every_mode import with_every_mode
 from transpiler import DistributedStrategy
 from transpiler.ir.rules import Rule, state_of
 from transpiler.plan.lanes import check_lane, describe
@@ -311,3 +313,18 @@ def test_every_mode_is_described() -> None:
     """There is a line for each mode."""
     made = {"geo": {"k_steps": 3}, "diloco": {"k_steps": 3, "outer": OUTER}}
     assert len({describe(Lane(mode, **made.get(mode, {})), 3) for mode in MODES}) == len(MODES)
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_the_example_of_a_mode_asks_for_it(name: str) -> None:
+    """The matrices of tests have a new mode by it."""
+    assert {each.mode for each in lanes(strategy(**MODES[name].example), SGD)} == {name}
+
+
+def test_a_matrix_has_every_mode() -> None:
+    """Those that it does not choose, a new one among them, by their examples."""
+    new = replace(MODES["geo"], name="new_one", example={"k_steps": 7})
+    chosen: dict[str, dict[str, Any]] = {"half-async": {}, "sync, clipped": {}}
+    found = with_every_mode(chosen, dict, {**MODES, "new_one": new})
+    assert [*found] == ["half-async", "sync, clipped", "sync", "async", "geo", "diloco", "new_one"]
+    assert found["new_one"] == {"k_steps": 7}
