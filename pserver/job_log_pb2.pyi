@@ -41,14 +41,16 @@ class Notice(_message.Message):
     def __init__(self, staged: _Optional[_Union[StagedStep, _Mapping]] = ..., silence: _Optional[_Union[Silence, _Mapping]] = ..., call: _Optional[_Union[Call, _Mapping]] = ...) -> None: ...
 
 class StagedStep(_message.Message):
-    __slots__ = ("lane", "step", "rows")
+    __slots__ = ("lane", "step", "rows", "refused")
     LANE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     lane: int
     step: ProcessStep
     rows: int
-    def __init__(self, lane: _Optional[int] = ..., step: _Optional[_Union[ProcessStep, _Mapping]] = ..., rows: _Optional[int] = ...) -> None: ...
+    refused: str
+    def __init__(self, lane: _Optional[int] = ..., step: _Optional[_Union[ProcessStep, _Mapping]] = ..., rows: _Optional[int] = ..., refused: _Optional[str] = ...) -> None: ...
 
 class Call(_message.Message):
     __slots__ = ("process", "kind", "number")
@@ -111,14 +113,23 @@ class LossRecord(_message.Message):
     def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., text: _Optional[str] = ...) -> None: ...
 
 class StepRecord(_message.Message):
-    __slots__ = ("lane", "steps", "consumed")
+    __slots__ = ("lane", "steps", "consumed", "refused")
+    class RefusedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: str
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
     LANE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     CONSUMED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     lane: int
     steps: _containers.RepeatedCompositeFieldContainer[ProcessStep]
     consumed: _containers.RepeatedCompositeFieldContainer[ConsumedSamples]
-    def __init__(self, lane: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[ProcessStep, _Mapping]]] = ..., consumed: _Optional[_Iterable[_Union[ConsumedSamples, _Mapping]]] = ...) -> None: ...
+    refused: _containers.ScalarMap[int, str]
+    def __init__(self, lane: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[ProcessStep, _Mapping]]] = ..., consumed: _Optional[_Iterable[_Union[ConsumedSamples, _Mapping]]] = ..., refused: _Optional[_Mapping[int, str]] = ...) -> None: ...
 
 class ConsumedSamples(_message.Message):
     __slots__ = ("ranges",)

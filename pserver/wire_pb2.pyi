@@ -1026,7 +1026,7 @@ class Scan(_message.Message):
     def __init__(self, table: _Optional[str] = ..., cursor: _Optional[int] = ..., limit: _Optional[int] = ..., changed_since_save: _Optional[bool] = ..., mark_saved: _Optional[bool] = ..., materialized: _Optional[bool] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("hparams", "absent", "overflow", "omit_values", "metadata", "scale", "written", "nonfinite", "buffers", "norms", "leases", "steps", "last")
+    __slots__ = ("hparams", "absent", "overflow", "omit_values", "metadata", "scale", "written", "buffers", "norms", "leases", "steps", "last")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1055,7 +1055,6 @@ class Commit(_message.Message):
     METADATA_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_FIELD_NUMBER: _ClassVar[int]
-    NONFINITE_FIELD_NUMBER: _ClassVar[int]
     BUFFERS_FIELD_NUMBER: _ClassVar[int]
     NORMS_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
@@ -1068,13 +1067,12 @@ class Commit(_message.Message):
     metadata: _containers.ScalarMap[str, str]
     scale: _containers.ScalarMap[str, float]
     written: _containers.ScalarMap[str, int]
-    nonfinite: _containers.RepeatedScalarFieldContainer[str]
     buffers: _containers.RepeatedScalarFieldContainer[str]
     norms: _containers.RepeatedCompositeFieldContainer[PushNorm]
     leases: _containers.RepeatedCompositeFieldContainer[LeaseRange]
     steps: int
     last: bool
-    def __init__(self, hparams: _Optional[_Iterable[_Union[GroupHparams, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., overflow: _Optional[bool] = ..., omit_values: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, str]] = ..., scale: _Optional[_Mapping[str, float]] = ..., written: _Optional[_Mapping[str, int]] = ..., nonfinite: _Optional[_Iterable[str]] = ..., buffers: _Optional[_Iterable[str]] = ..., norms: _Optional[_Iterable[_Union[PushNorm, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseRange, _Mapping]]] = ..., steps: _Optional[int] = ..., last: _Optional[bool] = ...) -> None: ...
+    def __init__(self, hparams: _Optional[_Iterable[_Union[GroupHparams, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., overflow: _Optional[bool] = ..., omit_values: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, str]] = ..., scale: _Optional[_Mapping[str, float]] = ..., written: _Optional[_Mapping[str, int]] = ..., buffers: _Optional[_Iterable[str]] = ..., norms: _Optional[_Iterable[_Union[PushNorm, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseRange, _Mapping]]] = ..., steps: _Optional[int] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class PushNorm(_message.Message):
     __slots__ = ("variable", "norm", "rows")

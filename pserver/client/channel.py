@@ -160,7 +160,6 @@ class Channel(RetryingStream):
         overflow: bool = False,
         omit_values: bool = False,
         written: Mapping[str, int] = MappingProxyType({}),
-        nonfinite: Collection[str] = (),
         norms: Mapping[str, PushNorm] = MappingProxyType({}),
         last: bool = False,
         buffers: Collection[str] = (),
@@ -175,8 +174,6 @@ class Channel(RetryingStream):
             omit_values: the reply is not to bring values, but those of buffers.
             written: in a lane whose steps wait for all trainers: by slice, the checksum of what
                 this trainer's script has written.
-            nonfinite: parameters and tables in which this trainer has found a value that is not
-                finite, whichever server they are on.
             norms: how large what the step brings is, by parameter and table, over all servers,
                 where the lane's ``outlier_push`` is set.
             last: this trainer leaves after the step, and no trainer is to wait for it.
@@ -195,7 +192,6 @@ class Channel(RetryingStream):
             overflow=overflow,
             omit_values=omit_values,
             written=dict(written),
-            nonfinite=sorted(nonfinite),
             norms=[
                 wire.PushNorm(variable=name, norm=each.norm, rows=each.rows)
                 for name, each in sorted(norms.items())

@@ -114,19 +114,24 @@ class Reply:
 
     def joined(self, others: Sequence[Reply]) -> Reply:
         """This reply, joined with other servers' findings about the same step."""
-        found: dict[tuple[int, int], set[str]] = {}
-        for reply in (self, *others):
-            for each in reply.nonfinite:
-                found.setdefault((each.trainer, each.step), set()).update(each.variables)
-        if not found:
+        replies = (self, *others)
+        if not any(each.nonfinite or each.outliers for each in replies):
             return self
+        found: dict[tuple[int, int], set[str]] = {}
+        outliers: dict[tuple[int, int, str], OutlierPush] = {}
+        for reply in replies:
+            for step in reply.nonfinite:
+                found.setdefault((step.trainer, step.step), set()).update(step.variables)
+            for push in reply.outliers:
+                outliers.setdefault((push.trainer, push.step, push.variable), push)
         return replace(
             self,
-            refused=self.refused or any(other.refused for other in others),
+            refused=any(each.refused for each in replies),
             nonfinite=tuple(
                 NonFiniteStep(*key, tuple(sorted(variables)))
                 for key, variables in sorted(found.items())
             ),
+            outliers=tuple(outliers[key] for key in sorted(outliers)),
         )
 
 

@@ -13,6 +13,11 @@ it.  A record of a loss stands before or behind that one, on all servers alike. 
 still runs, a zombie, is notified: what it stages is ignored, and its number may join again with
 another incarnation only.
 
+[Note: refused by all]  A server sees the slices that it holds, and its histories of norms are its
+own: one that has come back from a checkpoint has none.  So one may refuse a step that another would
+apply.  Each says with the staged step whether it refuses it, and why; the record says of which
+trainers a server has, and all servers refuse these.
+
 [Note: calls in the log]  A control call that changes what servers hold, or fixes a moment of it, is
 staged like a step: each server says that it is ready, and carries it out at the record that follows
 when all are.  So a save is of one record on every server, and so is a shrink.
@@ -100,6 +105,7 @@ class Coordinator:
         self._calls: dict[Call, set[int]] = {}  # that are not in the log, with the ready servers
         self._called: dict[Process, dict[str, int]] = {}  # by kind, the last number in the log
         self._consumed: dict[tuple[int, ProcessStep], Consumed] = {}  # by lane and staged step
+        self._refused: dict[tuple[int, ProcessStep], str] = {}  # likewise: why
         # by lane and process: the last step that was decided, and by server the rows in all of them
         self._decided: list[dict[Process, int]] = [{} for _ in rounds]
         self._rows: list[dict[Process, list[int]]] = [{} for _ in rounds]
@@ -136,6 +142,7 @@ class Coordinator:
             for step in [each for each in staged if each.process == process]:
                 del staged[step]
                 self._consumed.pop((lane, step), None)
+                self._refused.pop((lane, step), None)
         self._calls = {c: ready for c, ready in self._calls.items() if c.process != process}
         return [self._append(Lost(process, text), now)]
 
@@ -170,6 +177,8 @@ class Coordinator:
         self._staged[lane].setdefault(step, {})[server] = notice.rows
         if notice.consumed:
             self._consumed[lane, step] = notice.consumed
+        if notice.refused:
+            self._refused.setdefault((lane, step), notice.refused)
         if self._rounds[lane]:
             return self.complete(lane, now)
         return [self._decide(lane, [step], now)] if self._everywhere(lane, step) else []
@@ -234,7 +243,9 @@ class Coordinator:
         staged = [self._staged[lane].pop(each) for each in steps]
         rows = [[each[server] for server in range(self._servers)] for each in staged]
         consumed = tuple(self._consumed.pop((lane, each), ()) for each in steps)
-        what = Decided(lane, tuple(steps), consumed if any(consumed) else ())
+        found = {each.process.trainer: self._refused.pop((lane, each), "") for each in steps}
+        refused = tuple((trainer, why) for trainer, why in found.items() if why)
+        what = Decided(lane, tuple(steps), consumed if any(consumed) else (), refused)
         return self._append(what, now, rows)
 
     def _append(self, what: What, now: float, rows: Rows = ()) -> Record:

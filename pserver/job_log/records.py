@@ -51,12 +51,14 @@ class Staged:
     Attributes:
         rows: of tables that it changes on this server.
         consumed: the leased samples; from server 0, which has leased them.
+        refused: why this server refuses it, "nonfinite" or "outlier"; "": it does not.
     """
 
     lane: int
     step: ProcessStep
     rows: int = 0
     consumed: Consumed = ()
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +126,14 @@ class Decided:
         steps: in the order of the trainers: one, where each trainer's step is an update of its own;
             those of a whole round otherwise.
         consumed: the leased samples of each step; empty where no step has any.
+        refused: trainers whose steps a server has refused, with the reasons: all servers refuse
+            them.
     """
 
     lane: int
     steps: tuple[ProcessStep, ...] = field(default_factory=tuple)
     consumed: tuple[Consumed, ...] = ()
+    refused: tuple[tuple[int, str], ...] = ()
 
 
 What = Joined | Lost | Decided | Call
@@ -158,6 +163,7 @@ def notices_bytes(notices: Iterable[Notice]) -> bytes:
         added = found.notices.add()
         if isinstance(notice, Staged):
             added.staged.lane, added.staged.rows = notice.lane, notice.rows
+            added.staged.refused = notice.refused
             _write(added.staged.step, notice.step)
         elif isinstance(notice, Call):
             _write_call(added.call, notice)
@@ -177,7 +183,8 @@ def notices_of(data: bytes) -> list[Notice]:
     for each in _parsed(message.Notices(), data).notices:
         match each.WhichOneof("what"):
             case "staged":
-                found.append(Staged(each.staged.lane, _step(each.staged.step), each.staged.rows))
+                staged, step = each.staged, _step(each.staged.step)
+                found.append(Staged(staged.lane, step, staged.rows, refused=staged.refused))
             case "silence":
                 found.append(Silence(_process(each.silence.process), each.silence.text))
             case "call":
@@ -203,6 +210,7 @@ def records_bytes(records: Iterable[Record], resumes: bool = False) -> bytes:
                 _write(added.decided.steps.add(), each)
             for ranges in what.consumed:
                 added.decided.consumed.add().ranges.extend(chain.from_iterable(ranges))
+            added.decided.refused.update(what.refused)
         elif isinstance(what, Joined):
             _write_process(added.joined.process, what.process)
             added.joined.steps.extend(what.steps)
@@ -226,7 +234,11 @@ def records_of(data: bytes) -> list[Record]:
         match each.WhichOneof("what"):
             case "decided":
                 consumed = tuple(_consumed(one.ranges) for one in each.decided.consumed)
-                what = Decided(each.decided.lane, _steps(each.decided.steps), consumed)
+                steps, refused = (
+                    _steps(each.decided.steps),
+                    tuple(sorted(each.decided.refused.items())),
+                )
+                what = Decided(each.decided.lane, steps, consumed, refused)
             case "joined":
                 what = Joined(_process(each.joined.process), tuple(each.joined.steps))
             case "lost":

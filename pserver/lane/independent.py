@@ -186,7 +186,7 @@ class IndependentSteps:
             self._state.measured.stale(self._state.version - watermark.version)
         self._state.measured.pushed(refused=step.skipped)
         self._state.ended(step.record, not step.skipped, began)
-        watermark.apply(1, step.overflow, step.refused, step.nonfinite, step.outliers)
+        watermark.apply(1, step.overflow, bool(step.refused), step.nonfinite, step.outliers)
         watermark.version, step.state = self._state.version, StepState.APPLIED
         del self._decided[member.trainer]
         assert step.event is not None, "it was staged"

@@ -11,8 +11,8 @@ lane's ``nonfinite`` before anything of the step is applied:
 - *apply*: the step is applied.
 - *stop*: the job fails.
 
-Where there are several servers, a trainer looks at its own gradients, too, before it commits to the
-first of them: what one server refuses all refuse (``Commit.nonfinite``).
+A server sees the slices that it holds, and what one server refuses all refuse: see [Note: refused
+by all] in pserver/job_log/coordinator.py.
 
 [Note: outliers]  A wrong label, a broken file or a loss that diverges makes a gradient that is
 finite and ruins the parameters all the same.  So where a lane's ``outlier_push`` is set, a server
@@ -30,7 +30,7 @@ membership/watermark.py.
 
 [Note: one measure]  The trainer measures, and every server judges.  A server sees the slices that
 it holds and does not know how many steps a message has merged.  Of the same norms in the same order
-all servers come to the same decision, so that what one refuses all refuse.
+all servers come to the same decision, unless one has begun its histories anew.
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ from transpiler.plan.plan import Lane
 
 
 log = logging.getLogger(__name__)
+
+NONFINITE, OUTLIER = "nonfinite", "outlier"  # why a step is refused
+ELSEWHERE = "refused, as another server has found a"
 
 
 class NonFiniteSteps:
@@ -90,11 +93,20 @@ class NonFiniteSteps:
                 error = NonFinite(f'{found}, and a_sync_configs["nonfinite"] is "stop"')
                 self._job.fail(error)
                 raise error
-            step.refused = self._action == "refuse"
-            self.refused += step.refused
+            step.refused = NONFINITE if self._action == "refuse" else ""
+            self.refused += bool(step.refused)
             done = "refused" if step.refused else "applied"
             self._job.events.add("refused" if step.refused else "nonfinite", f"{found}: {done}")
             self._warning.warn(found.trainer, f"{found}: {done}")
+
+    def refuse(self, step: Step) -> None:
+        """Refuses a step, because a server does; nothing where that is this one."""
+        if not step.refused:
+            step.refused = NONFINITE
+            self.refused += 1
+            text = f"step {step.number} of trainer {step.trainer}: {ELSEWHERE} NaN or infinity"
+            self._job.events.add("refused", text)
+            self._warning.warn(step.trainer, text)
 
 
 # ---- outlier pushes ----
@@ -118,6 +130,7 @@ class OutlierPushes:
         self, lane: Lane, job: Lifecycle, count: Callable[[int], None] = lambda trainer: None
     ) -> None:
         self._action, self._factor = lane.outlier_push, lane.outlier_factor
+        self._refuses_nonfinite = lane.on_nonfinite == "refuse"
         self._job = job
         self._count = count
         self._warning = RepeatedWarning(log)
@@ -134,7 +147,9 @@ class OutlierPushes:
         Raises:
             Outlier: the job is to stop, and has failed.
         """
-        if self._action == "off" or step.skipped:
+        # on every server alike, whichever holds the value
+        finite = all(math.isfinite(each.norm) for each in step.norms.values())
+        if self._action == "off" or step.overflow or (self._refuses_nonfinite and not finite):
             return
         norms = {n: each for n, each in step.norms.items() if 0 < each.norm < math.inf}
         for name in norms.keys() - histories.keys():
@@ -145,8 +160,7 @@ class OutlierPushes:
             if histories[name].beyond(each.norm)
         )
         found = {each.variable for each in step.outliers}
-        # on every server alike, whichever holds the value
-        whole = not found and all(math.isfinite(each.norm) for each in step.norms.values())
+        whole = not found and finite
         for name, each in norms.items():
             if name in found:
                 histories[name].pass_over(each.norm)
@@ -164,6 +178,15 @@ class OutlierPushes:
             error = Outlier(f'{text}, and a_sync_configs["outlier_push"] is "stop"')
             self._job.fail(error)
             raise error
-        step.refused = self._action == "refuse"
-        self.refused += step.refused
+        step.refused = OUTLIER if self._action == "refuse" else ""
+        self.refused += bool(step.refused)
         self._warning.warn(step.trainer, f"{text}: {'refused' if step.refused else 'applied'}")
+
+    def refuse(self, step: Step) -> None:
+        """Refuses a step, because a server does; nothing where that is this one."""
+        if not step.refused:
+            step.refused = OUTLIER
+            self.refused += 1
+            self._warning.warn(
+                step.trainer, f"step {step.number} of trainer {step.trainer}: {ELSEWHERE}n outlier"
+            )

@@ -31,9 +31,9 @@ import torch
 
 from pserver.dense.update import SliceUpdate
 from pserver.errors import Refused, TrainerLost, Unprepared
-from pserver.job_log.records import ProcessStep
+from pserver.job_log.records import Decided, ProcessStep, Staged
 from pserver.lane.independent import IndependentSteps
-from pserver.lane.judge import NonFiniteSteps, OutlierPushes
+from pserver.lane.judge import NONFINITE, NonFiniteSteps, OutlierPushes
 from pserver.lane.rounds import Clipping
 from pserver.lane.step import Hparams, LaneUpdate, Step
 from pserver.lane.tasks import UpdateBatches, UpdateTask, Workers
@@ -283,10 +283,14 @@ class LaneExecutor:
     def _stage(self, member: Member, step: Step) -> Take:
         take, self._staging = self._steps.stage(member, step), True
         try:
-            self._decisions.staged(self.index, member, step.number, step.rows, step.leases)
+            self._decisions.staged(self._notice(step))
         finally:
             self._staging = False
         return take
+
+    def _notice(self, step: Step) -> Staged:
+        name = ProcessStep(step.process, step.number)
+        return Staged(self.index, name, step.rows, step.leases, step.refused)
 
     def scale(self, clipping: Clipping, coefficients: Mapping[str, float]) -> UpdateTask:
         """Applies the merged step of a sync lane, once, with the clipping coefficients of the
@@ -305,16 +309,17 @@ class LaneExecutor:
 
     # ---- the job's log: see membership/decisions.py; the caller holds the job's lock ----
 
-    def decided(self, names: Sequence[ProcessStep], time: float, record: int) -> None:
+    def decided(self, what: Decided, time: float, record: int) -> None:
         """Takes the record of these steps: the threads that brought them may apply them now."""
-        steps = self._steps.decide(names, time, record, self._staging)
+        steps = self._steps.decide(what.steps, time, record, self._staging)
+        for trainer, why in what.refused:  # see [Note: refused by all] in coordinator.py
+            (self.nonfinite if why == NONFINITE else self.outliers).refuse(steps[trainer])
         count_decided(self._state.members, self.index, steps)
 
     @property
-    def staged(self) -> Sequence[tuple[ProcessStep, int]]:
-        """The steps that have no record, each with the rows of tables that it changes."""
-        found = self._steps.undecided.values()
-        return [(ProcessStep(step.process, step.number), step.rows) for step in found]
+    def staged(self) -> Sequence[Staged]:
+        """The steps that have no record."""
+        return [self._notice(step) for step in self._steps.undecided.values()]
 
     @property
     def unapplied(self) -> Mapping[int, Step]:

@@ -134,7 +134,7 @@ def update_of(entry: Entry, payload: memoryview) -> LaneUpdate:
             hparams_of(each.hparams),
             each.overflow,
             written=dict(each.written),
-            refused=each.refused,
+            refused="recorded" if each.refused else "",  # why is not recorded
         )
         for each in applied.steps
     }
@@ -263,6 +263,6 @@ def _step(name: ProcessStep, step: Step) -> AppliedStep:
         },
         hparams=hparams_message(step.hparams),
         overflow=step.overflow,
-        refused=step.refused,
+        refused=bool(step.refused),
         written=step.written,
     )

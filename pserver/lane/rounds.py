@@ -301,7 +301,7 @@ class SyncRound:
         outliers, its own or, where the round is skipped, another's.
         """
         others = () if self.goes_on_without else self.steps.values()
-        return self.steps[trainer].refused or any(each.refused for each in others)
+        return bool(self.steps[trainer].refused) or any(each.refused for each in others)
 
     @property
     def nonfinite(self) -> tuple[NonFiniteStep, ...]:

@@ -66,7 +66,8 @@ class Step:
         nonfinite: the step itself, where values are not finite.
         norms: how large its parts are, by variable, where the lane looks at that.
         outliers: those of them that are far beyond their history.
-        refused: nothing of it is applied, because of values that are not finite, or of outliers.
+        refused: why nothing of it is applied: "nonfinite", for values that are not finite, or
+            "outlier"; "": it is.
         buffers: of the model, which its forward has changed, by slice name.
         last: the trainer leaves after it.
         leases: the positions of epochs that it has consumed.
@@ -91,7 +92,7 @@ class Step:
     nonfinite: tuple[NonFiniteStep, ...] = ()
     norms: Mapping[str, PushNorm] = field(default_factory=dict)
     outliers: tuple[OutlierPush, ...] = ()
-    refused: bool = False
+    refused: str = ""
     buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
     last: bool = False
     leases: tuple[EpochRange, ...] = ()
@@ -122,7 +123,7 @@ class Step:
     @property
     def skipped(self) -> bool:
         """Whether its gradients do not count."""
-        return self.overflow or self.refused
+        return self.overflow or bool(self.refused)
 
 
 @dataclass(slots=True)

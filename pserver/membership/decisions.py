@@ -32,14 +32,12 @@ from pserver.errors import Busy, Draining, JobFailed, PServerError, Refused, Ser
 from pserver.job_log.coordinator import Coordinator
 from pserver.job_log.records import (
     Call,
-    Consumed,
     Decided,
     Joined,
     LogSnapshot,
     Lost,
     Notice,
     Process,
-    ProcessStep,
     Record,
     Silence,
     Staged,
@@ -474,10 +472,10 @@ class Followed(Protocol):
         """The number of steps that are staged, and have no record."""
 
     @property
-    def staged(self) -> Sequence[tuple[ProcessStep, int]]:
-        """The steps that have no record, each with the rows of tables that it changes."""
+    def staged(self) -> Sequence[Staged]:
+        """The steps that have no record."""
 
-    def decided(self, steps: Sequence[ProcessStep], time: float, record: int) -> None:
+    def decided(self, what: Decided, time: float, record: int) -> None:
         """Takes the record of these steps, with its number."""
 
     def drop(self, member: Member) -> None:
@@ -587,18 +585,10 @@ class Decisions:
 
     # ---- notices ----
 
-    def staged(
-        self, lane: int, member: Member, step: int, rows: int = 0, consumed: Consumed = ()
-    ) -> None:
-        """Notes that all of a trainer's step has arrived.
-
-        Args:
-            rows: of tables that it changes here.
-            consumed: the leased samples.
-        """
+    def staged(self, notice: Staged) -> None:
+        """Notes that all of a trainer's step has arrived."""
         if self._cut is not None:
             self._job.fail(self._cut)
-        notice = Staged(lane, ProcessStep(process_of(member), step), rows, consumed)
         if self.coordinator is None:
             self._send(notices_bytes([notice]))
         else:
@@ -776,8 +766,7 @@ class Decisions:
         self._link = self._dial()
         said: list[Notice] = [*self._silences.values(), *self._waiting_calls]
         for lane in self.lanes:
-            for step, rows in lane.staged:
-                said.append(Staged(lane.index, step, rows))
+            said.extend(lane.staged)
         for notice in said:
             self._link.send(notices_bytes([notice]))
         self._job.log_event("away", f"{error}; nothing is applied until it has come back")
@@ -836,8 +825,8 @@ class Decisions:
             self.last = record.number
             self.recorded(record)
             match record.what:
-                case Decided(lane, steps):
-                    self.lanes[lane].decided(steps, record.time, record.number)
+                case Decided() as what:
+                    self.lanes[what.lane].decided(what, record.time, record.number)
                 case Lost(process, text):
                     self._silences.pop(process, None)
                     self._lost(process, text)

@@ -573,7 +573,7 @@ class TensorService:
             rows,
             {name: each for name, each in assigned.items() if name not in commit.buffers},
             dict(commit.written),
-            nonfinite_steps(self._member.trainer, number, odd | set(commit.nonfinite)),
+            nonfinite_steps(self._member.trainer, number, odd),
             norms=norms_of(commit, self._job.installed().plan),
             buffers=whole_values(commit.buffers, assigned),
             last=commit.last,

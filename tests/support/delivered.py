@@ -56,7 +56,7 @@ def samples(ranges: Consumed) -> str:
 def notice(of: Notice) -> str:
     match of:
         case Staged():
-            return f"staged {step(of.step)}"
+            return f"staged {step(of.step)}{f', refused: {of.refused}' if of.refused else ''}"
         case Call():
             return f"ready for {of.kind} {of.number} of {process(of.process)}"
         case _:
@@ -65,9 +65,10 @@ def notice(of: Notice) -> str:
 
 def record(of: Record) -> str:
     match of.what:
-        case Decided(_, steps, consumed):
+        case Decided(_, steps, consumed, refused):
             used = [f", samples {samples(each)}" for each in consumed if each]
-            said = f"decided {' '.join(map(step, steps))}{''.join(used)}"
+            refuses = [f", all refuse trainer {each}'s: {why}" for each, why in refused]
+            said = f"decided {' '.join(map(step, steps))}{''.join([*used, *refuses])}"
         case Joined(who, steps):
             said = f"joined {process(who)}" + (f", after step {steps[0]}" if any(steps) else "")
         case Call(who, kind, number):

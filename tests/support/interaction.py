@@ -462,7 +462,10 @@ class Interaction:
         lost = status.reload.steps_by_trainer
         said += [f"lost steps {dict(sorted(lost.items()))}"] if status.reload.steps else []
         yield f"server {index}: {', '.join(said)}"
-        staged = {each.process.trainer: each.step for each, _ in installed.lanes[0].staged}
+        staged = {
+            each.process.trainer: each.step
+            for each in (of.step for of in installed.lanes[0].staged)
+        }
         for trainer, member in sorted(members.by_trainer.items()):
             said = [f"{trainer}{member.incarnation} {member.word}", f"step {member.step(0)}"]
             if trainer in staged:

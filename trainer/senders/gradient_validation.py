@@ -1,11 +1,8 @@
-"""Gradient validation: values of a step that are not finite, and norms far beyond their history.
+"""Gradient validation: the servers' findings of values that are not finite; and the norms of steps,
+by which servers find outliers.
 
-A trainer checks each of its gradients before the gradient is sent; the servers decide what becomes
-of the step, and their reply is counted and logged here.
-
-[Note: refused by all]  A server checks only the slices that it holds.  So that a step is refused as
-a whole, the trainer checks every encoded gradient before it commits to the first server, and tells
-all servers.  With one server it does not, nor if values that are not finite are applied.
+The servers decide what becomes of a step, all of them alike (see [Note: refused by all] in
+pserver/job_log/coordinator.py), and their replies are counted and logged here.
 """
 
 from __future__ import annotations
@@ -14,13 +11,12 @@ import logging
 import math
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import torch
 
 from pserver.client.replies import Reply
 from pserver.dense.compression import encoded_norm
-from pserver.finite import is_finite, listed
+from pserver.finite import listed
 from pserver.onlookers import onlooker
 from pserver.table.gradient import RowGradient
 from pserver.telemetry.logs import RepeatedWarning
@@ -35,59 +31,25 @@ NamedTensors = list[tuple[str, torch.Tensor]]
 
 # ---- nonfinite steps ----
 #
-# Steps of a lane with a value that is not finite.  If there are several servers, the trainer finds
-# such steps for all of them, and it logs what the servers did with them.
+# Steps of a lane with a value that is not finite: what the servers did with them.
 
 
 class NonFiniteFindings:
-    """The findings of a lane, and of its servers, about steps with values that are not finite.  Any
-    thread may call it.
+    """The findings of a lane's servers about steps with values that are not finite.  Any thread may
+    call it.
 
     Args:
-        lane, slices: of the steps.
+        lane: of the steps.
 
     Attributes:
         refused: messages of this trainer of which servers have applied nothing.
     """
 
-    def __init__(self, lane: Lane, slices: ParameterSlices) -> None:
+    def __init__(self, lane: Lane) -> None:
         self.refused = 0
         self._lane = lane
-        self._slices = slices
-        self._servers = 0
-        self._found: set[str] = set()
-        self._lock = threading.Lock()  # guards the next, and ``refused``
+        self._lock = threading.Lock()  # guards ``refused``
         self._warning = RepeatedWarning(log)
-
-    def start(self, servers: int) -> None:
-        """Sets the number of servers that have been joined."""
-        self._servers = servers
-
-    # ---- sending: one thread at a time ----
-
-    def look(self, name: str, parts: NamedTensors) -> NamedTensors:
-        """Checks a slice's encoded gradient, and returns it."""
-        if self._looks and not all(is_finite(tensor) for _, tensor in parts):
-            self._found.add(self._slices.owner(name)[0].name)
-        return parts
-
-    def look_at_rows(self, tables: Iterable[tuple[str, RowGradient]]) -> None:
-        """Checks the gradients of tables."""
-        self._found.update(
-            name for name, gradient in tables if self._looks and not gradient.is_finite()
-        )
-
-    @property
-    def _looks(self) -> bool:
-        """Whether the trainer checks gradients; see [Note: refused by all]."""
-        return self._servers > 1 and self._lane.on_nonfinite != "apply"
-
-    def take_out(self) -> set[str]:
-        """Takes the parameters and tables that were found in the step; the next step may begin."""
-        found, self._found = self._found, set()
-        return found
-
-    # ---- answers ----
 
     @onlooker("what servers say of values that are not finite")
     def record(self, reply: Reply, first: int, last: int) -> None:
@@ -223,62 +185,43 @@ class PushNorms:
 
 # ---- gradient validation ----
 #
-# The checks of each step of a lane before it is sent, and the servers' findings: values that are
-# not finite, and norms.
-
-
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """The findings of one step.
-
-    Attributes:
-        nonfinite: parameters and tables with a NaN or an infinity.
-        norms: by parameter and table; empty if servers do not look for outliers.
-    """
-
-    nonfinite: set[str]
-    norms: Mapping[str, PushNorm]
+# The norms of each step of a lane, and its servers' findings: outliers, and values that are not
+# finite.
 
 
 class GradientValidation:
-    """The findings of a lane, and of its servers.  Any thread may call it.
+    """The norms of a lane's steps, and its servers' findings.  Any thread may call it.
 
     Args:
         lane, slices: of the steps.
     """
 
     def __init__(self, lane: Lane, slices: ParameterSlices) -> None:
-        self._nonfinite = NonFiniteFindings(lane, slices)
+        self._nonfinite = NonFiniteFindings(lane)
         self._norms = PushNorms(lane, slices)
-
-    def start(self, servers: int) -> None:
-        """Sets the number of servers that have been joined."""
-        self._nonfinite.start(servers)
 
     def look(
         self, name: str, parts: NamedTensors, change: torch.Tensor | None = None
     ) -> NamedTensors:
-        """Checks a slice's encoded gradient, and returns it.
+        """Measures a slice's encoded gradient, and returns it.
 
         Args:
             change: what has changed, if a whole parameter is sent in place of a gradient.
         """
         self._norms.look(name, parts, change)
-        return self._nonfinite.look(name, parts)
+        return parts
 
     def look_at_rows(self, tables: Iterable[tuple[str, RowGradient]]) -> None:
-        """Checks the gradients of tables."""
-        tables = list(tables)
+        """Measures the gradients of tables."""
         self._norms.look_at_rows(tables)
-        self._nonfinite.look_at_rows(tables)
 
-    def take_out(self, steps: int = 1) -> Findings:
-        """Takes the findings of the step; the next step may begin.
+    def take_out(self, steps: int = 1) -> Mapping[str, PushNorm]:
+        """Takes the norms of the step, by parameter and table; the next step may begin.
 
         Args:
             steps: the number that the message merges.
         """
-        return Findings(self._nonfinite.take_out(), self._norms.take_out(steps))
+        return self._norms.take_out(steps)
 
     def record(self, reply: Reply, first: int, last: int) -> Reply:
         """Counts and logs what the servers did with a message, and returns their reply.

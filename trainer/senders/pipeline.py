@@ -483,7 +483,6 @@ class RequestPipeline:
     def start(self, channels: list[Channel], step: int) -> None:
         """Sets the channels, by server, and the last step that the servers have applied."""
         self._channels, self.step = channels, step
-        self.checks.start(len(channels))
 
     def destination(self, name: str) -> torch.Tensor:
         """The destination of a slice's value: memory that no other thread reads."""
@@ -534,7 +533,7 @@ class RequestPipeline:
             divided = {name: rows.divide(len(self._channels)) for name, rows in tables.items()}
             encoded = self._encoded(gradients, changes)
             self.checks.look_at_rows(tables.items())
-            found = self.checks.take_out(steps)
+            norms = self.checks.take_out(steps)
             leaving = self._model_buffers.take_out()
             for server, channel in enumerate(self._channels):
                 self._wait_for_room(leaving_for)
@@ -550,8 +549,7 @@ class RequestPipeline:
                     hparams,
                     self._slices.on(server) - set(gradients),
                     omit_values=omit_values,
-                    nonfinite=found.nonfinite,
-                    norms=found.norms,
+                    norms=norms,
                     last=last,
                     buffers=names,
                     leases=leases if server == 0 else (),

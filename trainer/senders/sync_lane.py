@@ -129,7 +129,6 @@ class SyncSender:
         self._channels, self._step = channels, step
         if self._loads is not None:
             self._loads.forget(self._index)
-        self._checks.start(len(channels))
 
     def send(self, name: str, gradient: torch.Tensor) -> None:
         """Sends one slice's gradient; from a GPU, when its copy has been made."""
@@ -181,7 +180,7 @@ class SyncSender:
         self._push_copied(everything=True)
         self._step += 1
         consumed = self.consumed.close()
-        found = self._checks.take_out()
+        norms = self._checks.take_out()
         assignments, self._assignments = self._assignments, {}
         leaving = self._model_buffers.take_out()
         tables = {} if self._loads is None else self._loads.close(self._index)
@@ -199,8 +198,7 @@ class SyncSender:
                 absent,
                 overflow,
                 written=written,
-                nonfinite=found.nonfinite,
-                norms=found.norms,
+                norms=norms,
                 buffers=buffers,
                 leases=consumed if server == 0 else (),
             )

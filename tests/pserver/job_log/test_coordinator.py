@@ -65,6 +65,7 @@ class Log(RuleBasedStateMachine):
     def forgets(self) -> None:
         """Sends again what is staged, which is in no record."""
         self.staged: list[dict[ProcessStep, dict[int, int]]] = [{} for _ in ROUNDS]
+        self.refused: dict[tuple[int, ProcessStep], str] = {}
         self.ready = defaultdict[Call, set[int]](set)
 
     def writes(self) -> None:
@@ -85,7 +86,9 @@ class Log(RuleBasedStateMachine):
             self.decided[each.process, lane] = each.step
             for server, rows in self.staged[lane].pop(each).items():
                 self.rows[each.process, lane, server] += rows
-        return Decided(lane, steps, tuple(consumed(lane, each.step) for each in steps))
+        found = {each.process.trainer: self.refused.get((lane, each), "") for each in steps}
+        refused = tuple((trainer, why) for trainer, why in found.items() if why)
+        return Decided(lane, steps, tuple(consumed(lane, each.step) for each in steps), refused)
 
     def round(self) -> list[What]:
         """The round that is complete, if one is: of all that is staged."""
@@ -111,12 +114,17 @@ class Log(RuleBasedStateMachine):
                 self.has_staged(server, lane, step, now + server)
 
     def has_staged(self, server: int, lane: int, step: ProcessStep, rows: int) -> None:
-        notice = Staged(lane, step, rows, consumed(lane, step.step) if server == 0 else ())
+        samples = consumed(lane, step.step) if server == 0 else ()
+        # this server, and not the other ones
+        refuses = "" if (step.step + server) % 4 else f"found on {server}"
+        notice = Staged(lane, step, rows, samples, refuses)
         records = self.coordinator.staged(server, notice, self.now)
         expected: list[What] = []
         if step.process not in self.lost and step.step > self.decided[step.process, lane]:
             servers = self.staged[lane].setdefault(step, {})
             servers[server] = rows
+            if refuses:
+                self.refused.setdefault((lane, step), refuses)
             if lane == 0:
                 expected = self.round()
             elif len(servers) == SERVERS:

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from pserver.config import ServerConfig
 from pserver.errors import JobFailed, Outlier, Refused, Unprepared
 from pserver.launcher.status import ask
 from pserver.membership.watermark import RENEWED, WARM_UP
+from pserver.service.server import Server
 from pserver.service.streams import norms_of
 from pserver.wire_pb2 import Commit, PushNorm
 from tests.support import one_parameter
@@ -267,6 +269,26 @@ def test_half_precision_is_measured_in_32_bits(servers: Servers) -> None:
         mine.optimizer.flush()
     assert refused(mine) == 1 and float(mine.model.w.detach().abs().max()) < 10
     mine.optimizer.close()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_what_one_server_alone_refuses_all_refuse(mode: str) -> None:
+    """Server 1 has begun its histories anew, as one that has come back, so it finds nothing; both
+    servers have what a job without the step has, and both count it.
+    """
+    with Server(ServerConfig()) as first, Server(ServerConfig()) as second:
+        endpoints = f"{first.endpoint},{second.endpoint}"
+        mine = trainer(endpoints, mode, outlier_push="refuse")
+        play(mine, range(1, PLANTED))
+        (member,) = second.job._members.joined()
+        member.watermark(0).histories.clear()
+        play(mine, range(PLANTED, STEPS + 1), PLANTED)
+
+        assert refused(mine) == 1
+        assert [ask(each).steps_refused_outlier for each in endpoints.split(",")] == [1, 1]
+        found = _closed(mine)
+    with Server(ServerConfig()) as first, Server(ServerConfig()) as second:
+        assert found == _without(f"{first.endpoint},{second.endpoint}", mode, WITHOUT)
 
 
 def test_a_trainer_that_joins_again_begins_a_history(servers: Servers) -> None:
