@@ -479,7 +479,7 @@ class StatusRequest(_message.Message):
     def __init__(self, variables: _Optional[bool] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("state", "fingerprint", "mode", "slices", "bytes_held", "version", "trainers", "uptime_seconds", "bytes_in", "bytes_out", "transports", "failure", "variables", "tables", "failed_seconds", "kept_seconds", "steps_refused_nonfinite", "time", "memory_bytes", "lanes", "events", "server_index", "trainers_expected", "run", "steps_refused_outlier", "save", "recording", "epochs", "partial_steps", "awaits_servers", "away", "reload", "waits")
+    __slots__ = ("state", "fingerprint", "mode", "slices", "bytes_held", "version", "trainers", "uptime_seconds", "bytes_in", "bytes_out", "transports", "failure", "variables", "tables", "failed_seconds", "kept_seconds", "time", "memory_bytes", "lanes", "events", "server_index", "trainers_expected", "run", "save", "recording", "epochs", "awaits_servers", "away", "reload", "waits")
     class VariablesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -503,7 +503,6 @@ class StatusReply(_message.Message):
     TABLES_FIELD_NUMBER: _ClassVar[int]
     FAILED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     KEPT_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    STEPS_REFUSED_NONFINITE_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
@@ -511,11 +510,9 @@ class StatusReply(_message.Message):
     SERVER_INDEX_FIELD_NUMBER: _ClassVar[int]
     TRAINERS_EXPECTED_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
-    STEPS_REFUSED_OUTLIER_FIELD_NUMBER: _ClassVar[int]
     SAVE_FIELD_NUMBER: _ClassVar[int]
     RECORDING_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
-    PARTIAL_STEPS_FIELD_NUMBER: _ClassVar[int]
     AWAITS_SERVERS_FIELD_NUMBER: _ClassVar[int]
     AWAY_FIELD_NUMBER: _ClassVar[int]
     RELOAD_FIELD_NUMBER: _ClassVar[int]
@@ -536,7 +533,6 @@ class StatusReply(_message.Message):
     tables: _containers.RepeatedCompositeFieldContainer[TableStatus]
     failed_seconds: float
     kept_seconds: float
-    steps_refused_nonfinite: int
     time: float
     memory_bytes: int
     lanes: _containers.RepeatedCompositeFieldContainer[LaneStatus]
@@ -544,16 +540,14 @@ class StatusReply(_message.Message):
     server_index: int
     trainers_expected: int
     run: str
-    steps_refused_outlier: int
     save: SaveStatus
     recording: RecordingStatus
     epochs: _containers.RepeatedCompositeFieldContainer[EpochStatus]
-    partial_steps: int
     awaits_servers: bool
     away: _containers.RepeatedScalarFieldContainer[int]
     reload: ReloadStatus
     waits: _containers.RepeatedCompositeFieldContainer[WaitStatus]
-    def __init__(self, state: _Optional[str] = ..., fingerprint: _Optional[str] = ..., mode: _Optional[str] = ..., slices: _Optional[int] = ..., bytes_held: _Optional[int] = ..., version: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., uptime_seconds: _Optional[float] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., failure: _Optional[str] = ..., variables: _Optional[_Mapping[str, VariableBytes]] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., failed_seconds: _Optional[float] = ..., kept_seconds: _Optional[float] = ..., steps_refused_nonfinite: _Optional[int] = ..., time: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., server_index: _Optional[int] = ..., trainers_expected: _Optional[int] = ..., run: _Optional[str] = ..., steps_refused_outlier: _Optional[int] = ..., save: _Optional[_Union[SaveStatus, _Mapping]] = ..., recording: _Optional[_Union[RecordingStatus, _Mapping]] = ..., epochs: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., partial_steps: _Optional[int] = ..., awaits_servers: _Optional[bool] = ..., away: _Optional[_Iterable[int]] = ..., reload: _Optional[_Union[ReloadStatus, _Mapping]] = ..., waits: _Optional[_Iterable[_Union[WaitStatus, _Mapping]]] = ...) -> None: ...
+    def __init__(self, state: _Optional[str] = ..., fingerprint: _Optional[str] = ..., mode: _Optional[str] = ..., slices: _Optional[int] = ..., bytes_held: _Optional[int] = ..., version: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., uptime_seconds: _Optional[float] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., failure: _Optional[str] = ..., variables: _Optional[_Mapping[str, VariableBytes]] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., failed_seconds: _Optional[float] = ..., kept_seconds: _Optional[float] = ..., time: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., server_index: _Optional[int] = ..., trainers_expected: _Optional[int] = ..., run: _Optional[str] = ..., save: _Optional[_Union[SaveStatus, _Mapping]] = ..., recording: _Optional[_Union[RecordingStatus, _Mapping]] = ..., epochs: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., awaits_servers: _Optional[bool] = ..., away: _Optional[_Iterable[int]] = ..., reload: _Optional[_Union[ReloadStatus, _Mapping]] = ..., waits: _Optional[_Iterable[_Union[WaitStatus, _Mapping]]] = ...) -> None: ...
 
 class RecordingStatus(_message.Message):
     __slots__ = ("recording", "entry", "record", "failure", "tables", "versions")
@@ -710,7 +704,14 @@ class TableStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ..., bytes_held: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class TrainerStatus(_message.Message):
-    __slots__ = ("trainer_id", "state", "step", "transport", "silence_seconds", "activity", "report", "compute_seconds", "behind", "kept_seconds")
+    __slots__ = ("trainer_id", "state", "step", "transport", "silence_seconds", "activity", "report", "compute_seconds", "behind", "kept_seconds", "counts")
+    class CountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     TRAINER_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -721,6 +722,7 @@ class TrainerStatus(_message.Message):
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BEHIND_FIELD_NUMBER: _ClassVar[int]
     KEPT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
     trainer_id: int
     state: str
     step: int
@@ -731,7 +733,8 @@ class TrainerStatus(_message.Message):
     compute_seconds: float
     behind: float
     kept_seconds: float
-    def __init__(self, trainer_id: _Optional[int] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., transport: _Optional[str] = ..., silence_seconds: _Optional[float] = ..., activity: _Optional[str] = ..., report: _Optional[_Union[TrainerReport, _Mapping]] = ..., compute_seconds: _Optional[float] = ..., behind: _Optional[float] = ..., kept_seconds: _Optional[float] = ...) -> None: ...
+    counts: _containers.ScalarMap[str, int]
+    def __init__(self, trainer_id: _Optional[int] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., transport: _Optional[str] = ..., silence_seconds: _Optional[float] = ..., activity: _Optional[str] = ..., report: _Optional[_Union[TrainerReport, _Mapping]] = ..., compute_seconds: _Optional[float] = ..., behind: _Optional[float] = ..., kept_seconds: _Optional[float] = ..., counts: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ()

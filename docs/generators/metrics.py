@@ -12,7 +12,12 @@ from docs.generators.tables import filled, table
 ROOT = Path(__file__).parent.parent.parent
 PAGE = "metrics.md"
 FOLDERS = {"metrics of servers": "pserver", "metrics of trainers": "trainer"}
-KINDS = {"in_seconds": "histogram", "in_steps": "histogram", "Counter": "counter"}
+KINDS = {
+    "in_seconds": "histogram",
+    "in_steps": "histogram",
+    "Counter": "counter",
+    "TrainerCount": "counter",
+}
 ABOUT = {"pserver_straggler_ratio": "elasticity.md#a-trainer-that-is-slow"}
 
 
@@ -56,11 +61,12 @@ def _metric(call: ast.Call) -> Metric | None:
         return None
     name, meaning = map(str, texts)
     # of current() the values come before the labels; Counter's are a tuple
-    labels = call.args[3 if maker == "current" else 2 :]
-    counter = maker == "Counter" or name.endswith("_total")
-    name = f"{name}_total" if maker == "Counter" else name
-    kind = KINDS.get(maker, "counter" if counter else "gauge")
-    return Metric(name, kind, tuple(_words(labels)), meaning.removesuffix("."))
+    labels = tuple(_words(call.args[3 if maker == "current" else 2 :]))
+    counted = name.endswith("_total")
+    kind = KINDS.get(maker, "counter" if counted else "gauge")
+    name = f"{name}_total" if kind == "counter" and not counted else name
+    labels = ("trainer",) if maker == "TrainerCount" else labels
+    return Metric(name, kind, labels, meaning.removesuffix("."))
 
 
 def _words(labels: list[ast.expr]) -> Iterator[str]:

@@ -20,7 +20,7 @@ from pserver.job_log.records import Process
 from pserver.membership.lifecycle import EventLog, Events
 from pserver.membership.members import Member
 from pserver.onlookers import onlooker
-from pserver.telemetry.metrics import JobSteps
+from pserver.telemetry.counts import TrainerCounts
 from transpiler.plan.plan import Plan
 
 MOST = 2**48  # averages that a job may have: their sums travel
@@ -67,14 +67,14 @@ class AveragedSteps:
 
     Args:
         plan: of the job.
-        steps: what is measured of them.
+        counted: the counts of the job's trainers.
         events: of the job.
     """
 
-    def __init__(self, plan: Plan, steps: JobSteps, events: Events) -> None:
+    def __init__(self, plan: Plan, counted: TrainerCounts, events: Events) -> None:
         # of several optimizers it is unknown whose averages they are
         self._counts = len({lane.optimizer for lane in plan.lanes}) == 1
-        self._steps, self._log = steps, EventLog(log, events)
+        self._counted, self._log = counted, EventLog(log, events)
         self._there: dict[Process, Averaging] = {}
 
     @onlooker("the count of partial steps")
@@ -90,7 +90,7 @@ class AveragedSteps:
         for process in there.keys() - told.keys() if self._counts else ():
             averaged, served = parts_alone(there[process], now)
             if steps := averaged or served:
-                self._steps.partial(steps)
+                self._counted.count(process.trainer, "partial", steps)
                 where = "in what trainers average, and in no lane" if averaged else "in lanes only"
                 self._log.log(
                     f"averaged {process.trainer}", f"{steps} steps of {process} count {where}"

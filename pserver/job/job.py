@@ -640,6 +640,7 @@ class Job:
     def status(self, request: wire.StatusRequest) -> wire.StatusReply:
         """The job's status, for an operator."""
         with self.condition:
+            counts = None if self.program is None else self.program.steps.trainers
             reply = wire.StatusReply(
                 state=self.lifecycle.word,
                 fingerprint=self._identity.fingerprint,
@@ -648,7 +649,7 @@ class Job:
                 bytes_out=self.sent.total(),
                 transports=sorted(self.transports),
                 failure=str(self.failure or ""),
-                trainers=trainer_statuses(self._members, self._clock(), self.config),
+                trainers=trainer_statuses(self._members, counts, self._clock(), self.config),
                 lanes=() if self.program is None else lane_statuses(self.program),
                 events=self.lifecycle.events.all(),
                 time=time.time(),

@@ -216,7 +216,7 @@ class InstalledProgram:
             job,
             lambda: self.version > 0,
             self._undecided,
-            AveragedSteps(self.plan, self.steps, job.events),
+            AveragedSteps(self.plan, self.steps.trainers, job.events),
             texts,
         )
         self.rings = Rings(members, job, self.meetings)
@@ -287,7 +287,8 @@ class InstalledProgram:
         caller holds the job's lock, and has dropped what was staged.
         """
         partial = partial_steps(member.watermarks, self.plan.lanes)
-        self.steps.partial(partial)
+        if partial:
+            self.steps.trainers.count(member.trainer, "partial", partial)
         return partial
 
     def _undecided(self, member: Member, step: int) -> bool:

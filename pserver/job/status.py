@@ -11,6 +11,7 @@ from pserver.job.program import InstalledProgram
 from pserver.job.reload import Reload
 from pserver.leases.epoch import Account
 from pserver.membership.members import Membership, stragglers
+from pserver.telemetry.counts import TrainerCounts
 from transpiler.files.files import shown
 from transpiler.formats.messages import hparams_to_proto
 
@@ -19,11 +20,12 @@ COUNTED = (*("unit", "samples", "decided", "leased", "skipped", "handed_back", "
 
 
 def trainer_statuses(
-    members: Membership, now: float, config: ServerConfig
+    members: Membership, counts: TrainerCounts | None, now: float, config: ServerConfig
 ) -> list[wire.TrainerStatus]:
     """One status for each trainer that has joined, by number.  The caller holds the job's lock.
 
     Args:
+        counts: of their steps; None: there are none.
         now: in seconds of the job's clock.
         config: the server's.
     """
@@ -40,6 +42,7 @@ def trainer_statuses(
             compute_seconds=member.pace.seconds,
             behind=slow.get(member.trainer, 0.0),
             kept_seconds=max(0.0, members.reserved.get(member.trainer, now) - now),
+            counts={} if counts is None else counts.of(member.trainer),
         )
         for _, member in sorted(members.by_trainer.items())
     ]
@@ -81,12 +84,9 @@ def program_status(installed: InstalledProgram) -> wire.StatusReply:
         slices=len(installed.slices.values),
         bytes_held=installed.slices.bytes_held + sum(table.bytes_held for table in tables),
         version=installed.version,
-        steps_refused_nonfinite=sum(lane.nonfinite.refused for lane in installed.lanes),
-        steps_refused_outlier=sum(lane.outliers.refused for lane in installed.lanes),
         tables=tables,
         recording=recording_status(installed),
         epochs=epoch_statuses(installed.leases.accounts),
-        partial_steps=installed.steps.partial_steps,
     )
 
 

@@ -50,7 +50,7 @@ from transpiler.plan.plan import Lane
 
 # ---- nonfinite steps ----
 #
-# Steps with a NaN or an infinity in them: what a lane does with one, and how often it has.
+# Steps with a NaN or an infinity in them: what a lane does with one.
 
 
 log = logging.getLogger(__name__)
@@ -65,20 +65,19 @@ class NonFiniteSteps:
     Args:
         lane: has the setting.
         job: fails where it is to stop.
-        count: called with the trainer of each such step.
-
-    Attributes:
-        refused: how many were.
+        count: counts a step of a trainer, by a name of ``COUNTS``.
     """
 
     def __init__(
-        self, lane: Lane, job: Lifecycle, count: Callable[[int], None] = lambda trainer: None
+        self,
+        lane: Lane,
+        job: Lifecycle,
+        count: Callable[[int, str], None] = lambda trainer, name: None,
     ) -> None:
         self._action = lane.on_nonfinite
         self._job = job
         self._count = count
         self._warning = RepeatedWarning(log)
-        self.refused = 0
 
     @onlooker("values that are not finite", where=lambda steps: steps._action == "apply")
     def judge(self, step: Step) -> None:
@@ -88,13 +87,14 @@ class NonFiniteSteps:
             NonFinite: the job is to stop, and has failed.
         """
         for found in step.nonfinite if not step.overflow else ():
-            self._count(found.trainer)
+            self._count(found.trainer, "nonfinite")
             if self._action == "stop":
                 error = NonFinite(f'{found}, and a_sync_configs["nonfinite"] is "stop"')
                 self._job.fail(error)
                 raise error
-            step.refused = NONFINITE if self._action == "refuse" else ""
-            self.refused += bool(step.refused)
+            if self._action == "refuse":
+                step.refused = NONFINITE
+                self._count(found.trainer, "refused_nonfinite")
             done = "refused" if step.refused else "applied"
             self._job.events.add("refused" if step.refused else "nonfinite", f"{found}: {done}")
             self._warning.warn(found.trainer, f"{found}: {done}")
@@ -103,7 +103,7 @@ class NonFiniteSteps:
         """Refuses a step, because a server does; nothing where that is this one."""
         if not step.refused:
             step.refused = NONFINITE
-            self.refused += 1
+            self._count(step.trainer, "refused_nonfinite")
             text = f"step {step.number} of trainer {step.trainer}: {ELSEWHERE} NaN or infinity"
             self._job.events.add("refused", text)
             self._warning.warn(step.trainer, text)
@@ -111,7 +111,7 @@ class NonFiniteSteps:
 
 # ---- outlier pushes ----
 #
-# Steps with a norm far beyond its history: what a lane does with one, and how often it has.
+# Steps with a norm far beyond its history: what a lane does with one.
 
 
 class OutlierPushes:
@@ -120,21 +120,20 @@ class OutlierPushes:
     Args:
         lane: has the setting.
         job: fails where it is to stop.
-        count: called with the trainer of each such step.
-
-    Attributes:
-        refused: how many were.
+        count: counts a step of a trainer, by a name of ``COUNTS``.
     """
 
     def __init__(
-        self, lane: Lane, job: Lifecycle, count: Callable[[int], None] = lambda trainer: None
+        self,
+        lane: Lane,
+        job: Lifecycle,
+        count: Callable[[int, str], None] = lambda trainer, name: None,
     ) -> None:
         self._action, self._factor = lane.outlier_push, lane.outlier_factor
         self._refuses_nonfinite = lane.on_nonfinite == "refuse"
         self._job = job
         self._count = count
         self._warning = RepeatedWarning(log)
-        self.refused = 0
 
     @onlooker("the norms of pushes", where=lambda pushes: pushes._action == "apply")
     def judge(self, step: Step, histories: dict[str, NormHistory]) -> None:
@@ -172,21 +171,22 @@ class OutlierPushes:
             self._act(step)
 
     def _act(self, step: Step) -> None:
-        self._count(step.trainer)
+        self._count(step.trainer, "outlier")
         text = described(step.outliers)
         if self._action == "stop":
             error = Outlier(f'{text}, and a_sync_configs["outlier_push"] is "stop"')
             self._job.fail(error)
             raise error
-        step.refused = OUTLIER if self._action == "refuse" else ""
-        self.refused += bool(step.refused)
+        if self._action == "refuse":
+            step.refused = OUTLIER
+            self._count(step.trainer, "refused_outlier")
         self._warning.warn(step.trainer, f"{text}: {'refused' if step.refused else 'applied'}")
 
     def refuse(self, step: Step) -> None:
         """Refuses a step, because a server does; nothing where that is this one."""
         if not step.refused:
             step.refused = OUTLIER
-            self.refused += 1
+            self._count(step.trainer, "refused_outlier")
             self._warning.warn(
                 step.trainer, f"step {step.number} of trainer {step.trainer}: {ELSEWHERE}n outlier"
             )

@@ -182,7 +182,7 @@ class LaneExecutor:
 
     Attributes:
         index, lane, updates, variables, tables, buffers: see :class:`LaneState`.
-        nonfinite: what becomes of steps with a NaN or an infinity, and how many were refused.
+        nonfinite: what becomes of steps with a NaN or an infinity.
         outliers: the same of steps with a norm far beyond its history.
     """
 
@@ -202,8 +202,8 @@ class LaneExecutor:
         self._tasks = UpdateTasks(state, self._batches, quiesce, workers)
         policy = JointSteps if together else IndependentSteps
         self._steps: JointSteps | IndependentSteps = policy(state, self._tasks)
-        self.nonfinite = NonFiniteSteps(state.lane, state.job, measured.nonfinite)
-        self.outliers = OutlierPushes(state.lane, state.job, measured.outlier)
+        self.nonfinite = NonFiniteSteps(state.lane, state.job, measured.trainers.count)
+        self.outliers = OutlierPushes(state.lane, state.job, measured.trainers.count)
         self._checks = StepChecks(state.lane, state.updates, state.variables, state.tables)
         self._staging = False  # the thread that has the job's lock brings a step of the lane
 

@@ -23,6 +23,7 @@ from pserver.errors import PServerError, Refused
 from pserver.security import keys
 from pserver.security.access import OPEN, Access, always_open
 from pserver.security.keys import Bearer
+from pserver.telemetry.counts import count_lines
 from pserver.wire_pb2 import (
     EpochStatus,
     ReloadStatus,
@@ -246,12 +247,7 @@ def more(reply: StatusReply) -> Iterator[str]:
     if reply.recording.failure:
         yield f"the job's log is not recorded any more: {reply.recording.failure}"
     yield from map(epoch_line, reply.epochs)
-    if reply.partial_steps:
-        yield f"{reply.partial_steps} steps of lost trainers count in some modes only"
-    if refused := reply.steps_refused_nonfinite:
-        yield f"{refused} steps refused because of a NaN or an infinity"
-    if refused := reply.steps_refused_outlier:
-        yield f"{refused} steps refused because a norm was far beyond its history"
+    yield from count_lines(reply.trainers)
     busiest = sorted(
         reply.variables.items(),
         key=lambda item: (-item[1].bytes_in - item[1].bytes_out, item[0]),

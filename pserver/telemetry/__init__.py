@@ -3,6 +3,7 @@
 In reading order::
 
     memory   the memory of the process: warm buffers, holes that are given back, frozen objects
+    counts   the counts of each trainer's steps, for metrics, status and page
     metrics  a server's measurements of one job's steps; GET /metrics
     logs     lines of the log: repeated ones are limited, all have the same labels
     trace    the spans of one process, and the recordings of all as one file for Perfetto

@@ -26,6 +26,7 @@ from pserver.half_open import HalfOpen
 from pserver.onlookers import onlooker
 from pserver.security import keys as tls
 from pserver.security.keys import ROLES, Keys
+from pserver.telemetry.counts import COUNTS, TrainerCounts
 from pserver.telemetry.logs import LimitedLog
 from pserver.telemetry.trace import Fact, Spans, now
 
@@ -200,7 +201,7 @@ class JobSteps(Collector):
     Attributes:
         spans: see there.
         lanes: those of each lane, by index.
-        partial_steps: of lost trainers: decided in a lane, and not in another one.
+        trainers: the counts of each trainer.
     """
 
     def __init__(self, spans: Spans | None = None) -> None:
@@ -233,32 +234,11 @@ class JobSteps(Collector):
             ("lane", "result"),
             registry=None,
         )
-        self._count_trainers()
+        self.trainers = TrainerCounts()
         self._checkpoint = in_seconds("pserver_checkpoint_seconds", "A save of all that is here.")
         self._pause = in_seconds(
             "pserver_checkpoint_pause_seconds",
             "For how long no step ran, because of a save, a load or a shrink.",
-        )
-
-    def _count_trainers(self) -> None:
-        """Makes the counters of irregular steps."""
-        self._nonfinite = Counter(
-            "pserver_nonfinite",
-            "Steps with a NaN or an infinity in them.",
-            ("trainer",),
-            registry=None,
-        )
-        self._outliers = Counter(
-            "pserver_outlier_pushes",
-            "Steps with a norm far beyond its history, where outlier_push looks for them.",
-            ("trainer",),
-            registry=None,
-        )
-        self.partial_steps = 0
-        self._partial = Counter(
-            "pserver_partial_steps",
-            "Steps of lost trainers that count in lanes of one mode, or in averages, only.",
-            registry=None,
         )
 
     def lane(self, index: int) -> LaneSteps:
@@ -266,25 +246,6 @@ class JobSteps(Collector):
         measured = self._step, self._wait, self._update, self._staleness, self._pushes
         self.lanes[index] = LaneSteps(index, self.spans, *measured)
         return self.lanes[index]
-
-    @onlooker(STEPS)
-    def nonfinite(self, trainer: int) -> None:
-        """Counts a trainer's step that is not finite."""
-        self._nonfinite.labels(str(trainer)).inc()
-
-    @onlooker(STEPS)
-    def outlier(self, trainer: int) -> None:
-        """Counts a trainer's step with a norm far beyond its history."""
-        self._outliers.labels(str(trainer)).inc()
-
-    def partial(self, steps: int) -> None:
-        """Counts a lost trainer's steps that are decided in one lane and not in another."""
-        self.partial_steps += steps
-        self._count_partial(steps)
-
-    @onlooker(STEPS)
-    def _count_partial(self, steps: int) -> None:
-        self._partial.inc(steps)
 
     @onlooker(STEPS)
     def saved(self, seconds: float) -> None:
@@ -300,9 +261,15 @@ class JobSteps(Collector):
         """See :class:`Collector`."""
         for each in (
             *(self._step, self._wait, self._update, self._staleness, self._pushes),
-            *(self._nonfinite, self._outliers, self._partial, self._checkpoint, self._pause),
+            *(self._checkpoint, self._pause),
         ):
             yield from each.collect()
+        known = self.trainers.all()
+        for name, count in COUNTS.items():
+            values: dict[tuple[str, ...], float] = {
+                (str(trainer),): float(each[name]) for trainer, each in known.items()
+            }
+            yield current(f"{count.metric}_total", count.sentence, values, "trainer")
 
 
 @dataclass(slots=True)

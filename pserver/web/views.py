@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
+from pserver.telemetry.counts import counted
 from pserver.web.samples import Change, Sample
 from pserver.wire_pb2 import StatusReply, TrainerReport, TrainerStatus
 
@@ -521,10 +522,15 @@ def _healthy(facts: Facts) -> tuple[str, str]:
         return "warn", f"Perhaps not: no message from {_trainers(silent, verb=False)}"
     if slow := [t.number for t in facts.trainers if t.behind]:
         return "warn", f"Yes, but {_trainers(slow)} slower than the others"
-    if refused := sum(r.steps_refused_nonfinite for r in facts.sample.replies.values()):
+    if refused := _counted(facts, "refused_nonfinite"):
         return "warn", f"Yes, but {_count(refused, 'step')} refused because of a NaN or an infinity"
     working = _count(sum(each.state == "joined" for each in facts.trainers), "trainer")
     return "good", f"Yes: {_count(len(facts.endpoints), 'server')} and {working} are at work"
+
+
+def _counted(facts: Facts, name: str) -> int:
+    """A count over all trainers: of the server that has counted most, as all refuse alike."""
+    return max((counted(each.trainers, name) for each in facts.sample.replies.values()), default=0)
 
 
 def _limit(facts: Facts) -> tuple[str, str]:
@@ -582,7 +588,7 @@ def _model(facts: Facts) -> tuple[str, str]:
         for number, points in sorted(by_trainer.items()):
             if points and not math.isfinite(points[-1].value):
                 return "bad", f"No: {name} of trainer {number} is {points[-1].value}"
-    if refused := sum(r.steps_refused_nonfinite for r in facts.sample.replies.values()):
+    if refused := _counted(facts, "refused_nonfinite"):
         return "warn", f"Doubtful: {_count(refused, 'step')} had a NaN or an infinity"
     name = next((each for each in sorted(values) if "loss" in each.lower()), "")
     if not name:

@@ -11,7 +11,7 @@ from pserver.job.averaged_steps import AveragedSteps, Averages
 from pserver.job_log.records import Process
 from pserver.membership.lifecycle import Events
 from pserver.membership.members import Member
-from pserver.telemetry.metrics import JobSteps
+from pserver.telemetry.counts import TrainerCounts
 from tests.support.job_frames import plan_of
 from transpiler.plan.plan import Plan
 
@@ -26,8 +26,8 @@ class Trainers:
     """
 
     def __init__(self, plan: Plan = PLAN) -> None:
-        self.steps, self.events = JobSteps(), Events()
-        self._counted = AveragedSteps(plan, self.steps, self.events)
+        self.counts, self.events = TrainerCounts(), Events()
+        self._counted = AveragedSteps(plan, self.counts, self.events)
         self._members: dict[Process, Member] = {}
 
     def member(self, trainer: int, incarnation: str = "a") -> Member:
@@ -62,12 +62,12 @@ def test_averages_beyond_the_decided_steps_are_partial(decided: int, partial: in
 
     job.gather({0: 5, 1: 4})
 
-    assert job.steps.partial_steps == partial
+    assert job.counts.of(2).get("partial", 0) == partial
     said = [each.text for each in job.events.all() if each.kind == "averaged"]
     expected = f"{partial} steps of trainer 2 count in what trainers average, and in no lane"
     assert said == ([expected] if partial else [])
     job.gather({0: 9, 1: 9})  # it counts once
-    assert job.steps.partial_steps == partial
+    assert job.counts.of(2).get("partial", 0) == partial
 
 
 def test_a_step_that_the_others_have_averaged_without_it_is_partial() -> None:
@@ -76,7 +76,7 @@ def test_a_step_that_the_others_have_averaged_without_it_is_partial() -> None:
     job.gather({0: 0, 2: 0})
     job.decide(4, 2)
     job.gather({0: 3})
-    assert job.steps.partial_steps == 1
+    assert job.counts.of(2).get("partial", 0) == 1
     assert [each.text for each in job.events.all()] == ["1 steps of trainer 2 count in lanes only"]
 
 
@@ -87,7 +87,7 @@ def test_steps_that_overflowed_may_have_rows_or_not(decided: int, partial: int) 
     job.gather({0: 0, 2: 0})
     job.decide(decided, 2)
     job.gather({0: 3}, overflows=2)
-    assert job.steps.partial_steps == partial
+    assert job.counts.of(2).get("partial", 0) == partial
 
 
 def test_no_job_has_so_many_averages() -> None:
@@ -104,7 +104,7 @@ def test_a_process_that_comes_later_counts_from_there() -> None:
     job.gather({0: 7, 1: 7, 2: 0}, "late")
     job.decide(2, 2, "late")
     job.gather({0: 10, 1: 10})
-    assert job.steps.partial_steps == 1
+    assert job.counts.of(2).get("partial", 0) == 1
 
 
 def test_of_several_optimizers_none_is_counted() -> None:
@@ -113,4 +113,4 @@ def test_of_several_optimizers_none_is_counted() -> None:
     job = Trainers(replace(PLAN, lanes=lanes))
     job.gather({0: 0, 2: 0})
     job.gather({0: 5})
-    assert job.steps.partial_steps == 0
+    assert job.counts.of(2).get("partial", 0) == 0

@@ -71,13 +71,6 @@ def test_an_epochs_line_says_what_has_become_of_its_samples() -> None:
     )
 
 
-def test_steps_that_some_lanes_have_only_are_said() -> None:
-    """In a line of their own."""
-    assert not list(status.more(wire_pb2.StatusReply()))
-    said = list(status.more(wire_pb2.StatusReply(partial_steps=2)))
-    assert said == ["2 steps of lost trainers count in some modes only"]
-
-
 def test_json_of_a_server_that_is_not_there() -> None:
     """It has its endpoint and the error, and the exit status is 1."""
     endpoint = f"127.0.0.1:{free_port()}"

@@ -182,7 +182,14 @@ def test_the_model(loss: Callable[[float], float], verdict: str, text: str) -> N
 def test_a_model_of_which_nothing_is_said() -> None:
     """Refused steps tell something; without them the answer says how to tell."""
     assert after(3)["model"][0] == "unknown" and "fleet.report" in after(3)["model"][1]
-    said = after(3, lambda second: reply(second, steps_refused_nonfinite=2))
+
+    def refusing(second: float) -> StatusReply:
+        made = reply(second)
+        for trainer in made.trainers:
+            trainer.counts["refused_nonfinite"] = 1
+        return made
+
+    said = after(3, refusing, refusing)
     assert said["model"] == ("warn", "Doubtful: 2 steps had a NaN or an infinity")
     assert said["healthy"][0] == "warn"
 

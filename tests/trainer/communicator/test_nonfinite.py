@@ -14,6 +14,7 @@ from torch import nn
 
 from pserver.errors import NonFinite
 from pserver.launcher.status import ask
+from pserver.telemetry.counts import counted
 from tests.support.eager_modes import strategy_of
 from tests.support.table_trainers import Net, Servers, Trainer
 from tests.support.threads import at_once
@@ -89,7 +90,7 @@ def test_a_refused_step_leaves_every_value_as_it_was(
     assert mine.job.communicator is not None
     assert mine.job.communicator.metrics()["steps_refused_nonfinite"] == 1
     statuses = [ask(endpoint) for endpoint in endpoints.split(",")]
-    assert [status.steps_refused_nonfinite for status in statuses] == [1] * count
+    assert [counted(status.trainers, "refused_nonfinite") for status in statuses] == [1] * count
     assert [status.version for status in statuses] == [2] * count
     found = "step 2 of trainer 0 has a NaN or an infinity in 'w': refused"
     heard = "step 2 of trainer 0: refused, as another server has found a NaN or infinity"

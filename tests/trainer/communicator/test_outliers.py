@@ -17,6 +17,7 @@ from pserver.launcher.status import ask
 from pserver.membership.watermark import RENEWED, WARM_UP
 from pserver.service.server import Server
 from pserver.service.streams import norms_of
+from pserver.telemetry.counts import counted
 from pserver.wire_pb2 import Commit, PushNorm
 from tests.support import one_parameter
 from tests.support.outlier_jobs import (
@@ -60,7 +61,7 @@ def test_a_refused_push_leaves_what_a_job_without_it_has(
         play(mine, planted=PLANTED)
     assert refused(mine) == 1
     statuses = [ask(endpoint) for endpoint in endpoints.split(",")]
-    assert [status.steps_refused_outlier for status in statuses] == [1, 1]
+    assert [counted(status.trainers, "refused_outlier") for status in statuses] == [1, 1]
     text = _planted(mode)
     of_servers = said(caplog, "pserver.lane.judge")
     assert len(of_servers) == 2 and all(line.startswith(text) for line in of_servers)
@@ -285,7 +286,8 @@ def test_what_one_server_alone_refuses_all_refuse(mode: str) -> None:
         play(mine, range(PLANTED, STEPS + 1), PLANTED)
 
         assert refused(mine) == 1
-        assert [ask(each).steps_refused_outlier for each in endpoints.split(",")] == [1, 1]
+        for each in endpoints.split(","):
+            assert counted(ask(each).trainers, "refused_outlier") == 1
         found = _closed(mine)
     with Server(ServerConfig()) as first, Server(ServerConfig()) as second:
         assert found == _without(f"{first.endpoint},{second.endpoint}", mode, WITHOUT)

@@ -1,0 +1,109 @@
+"""The counts of each trainer's steps on one server.
+
+A row of :data:`COUNTS` is a metric with the label "trainer", a number of the trainer's status, and,
+where it has one, a line of ``pserver status`` and a warning of the page.  Who counts calls
+:meth:`TrainerCounts.count`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from pserver.wire_pb2 import TrainerStatus
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerCount:
+    """One count of a trainer's steps on one server, from the job's start.
+
+    Attributes:
+        metric: its name, without "_total".
+        sentence: for documentation.
+        line: of ``pserver status`` and of the page, about the sum over trainers, which takes the
+            place of "{}"; "": there is none.
+    """
+
+    metric: str
+    sentence: str
+    line: str = ""
+
+
+COUNTS: Mapping[str, TrainerCount] = MappingProxyType(
+    {
+        "nonfinite": TrainerCount(
+            "pserver_nonfinite", "Steps in which this server has found a NaN or an infinity."
+        ),
+        "outlier": TrainerCount(
+            "pserver_outlier_pushes",
+            "Steps with a norm far beyond its history, where outlier_push looks for them.",
+        ),
+        "partial": TrainerCount(
+            "pserver_partial_steps",
+            "Steps of lost trainers that count in lanes of one mode, or in averages, only.",
+            "{} steps of lost trainers count in some modes only",
+        ),
+        "refused_nonfinite": TrainerCount(
+            "pserver_refused_nonfinite",
+            "Steps that servers have refused because of a NaN or an infinity.",
+            "{} steps refused because of a NaN or an infinity",
+        ),
+        "refused_outlier": TrainerCount(
+            "pserver_refused_outlier",
+            "Steps that servers have refused because a norm was far beyond its history.",
+            "{} steps refused because a norm was far beyond its history",
+        ),
+    }
+)
+
+
+class TrainerCounts:
+    """The counts of all trainers of a job.  Any thread may call it.
+
+    Example:
+        >>> counts = TrainerCounts()
+        >>> counts.count(1, "nonfinite")
+        >>> counts.of(1)
+        {'nonfinite': 1}
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[int, dict[str, int]] = {}  # by trainer, by name
+        self._lock = threading.Lock()  # guards it
+
+    def count(self, trainer: int, name: str, steps: int = 1) -> None:
+        """Counts a trainer's steps.
+
+        Args:
+            name: a key of ``COUNTS``.
+        """
+        with self._lock:
+            self._counts.setdefault(trainer, dict.fromkeys(COUNTS, 0))[name] += steps
+
+    def of(self, trainer: int) -> dict[str, int]:
+        """The counts of a trainer that are not 0, by name."""
+        return {name: each for name, each in self.all().get(trainer, {}).items() if each}
+
+    def all(self) -> dict[int, dict[str, int]]:
+        """All counts, by trainer and name."""
+        with self._lock:
+            return {trainer: dict(each) for trainer, each in self._counts.items()}
+
+
+def counted(trainers: Iterable[TrainerStatus], name: str) -> int:
+    """A count over the trainers of a server's status.
+
+    Args:
+        name: a key of ``COUNTS``.
+    """
+    return sum(each.counts[name] for each in trainers if name in each.counts)
+
+
+def count_lines(trainers: Iterable[TrainerStatus]) -> Iterator[str]:
+    """The lines about the counts over trainers that are not 0."""
+    known = list(trainers)
+    for name, each in COUNTS.items():
+        if each.line and (found := counted(known, name)):
+            yield each.line.format(found)
