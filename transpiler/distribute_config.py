@@ -125,11 +125,8 @@ class DistributeTranspilerConfig:
             that of ``sync_mode=True``.
         runtime_split_send_recv: no split and concat ops: send and recv carry the sections.  Not
             with ``sync_mode=True``.
-        k_steps, max_merge_var_num, send_queue_size, independent_recv_thread, thread_pool_size,
-            min_send_grad_num_before_recv, send_wait_times, soft_wait_ms, launch_barrier, merge,
-            staleness, dc_asgd, outer_optimizer, nonfinite, outlier_push, outlier_factor,
-            lost_trainer, buffers, modes, overlap: as the keys of a strategy's ``a_sync_configs``
-            (docs/strategy.md).
+        k_steps, staleness, nonfinite, ...: the keys of a strategy's ``a_sync_configs``, but for
+            ``embeddings``, as there: see docs/strategy_keys.md.
             ``send_queue_size`` is 1 unless assigned: a step waits for its own result.  ``k_steps``
             and ``dc_asgd`` above 0 choose the mode.
         compression: how gradients travel, by pattern of parameter names: "bfloat16", "float16",

@@ -467,16 +467,16 @@ def _lane_to_proto(lane: Lane) -> pb.Lane:
 
 
 def _lane_from_proto(message: pb.Lane) -> Lane:
-    plain = {
-        field.name: getattr(message, field.name)
-        for field in fields(Lane)
-        if field.name not in ("outer", "staleness")
-    }
-    plain |= {name: value for name, value in UNSAID.items() if not plain[name]}
-    outer = _rule_from_proto(message.outer) if message.HasField("outer") else None
-    return Lane(
-        **plain, staleness=message.staleness if message.HasField("staleness") else None, outer=outer
-    )
+    plain: dict[str, Any] = {}
+    for field in fields(Lane):
+        said = getattr(message, field.name)
+        if message.DESCRIPTOR.fields_by_name[field.name].has_presence:
+            plain[field.name] = said if message.HasField(field.name) else field.default
+        else:
+            plain[field.name] = said or UNSAID.get(field.name, said)
+    if plain["outer"] is not None:
+        plain["outer"] = _rule_from_proto(message.outer)
+    return Lane(**plain)
 
 
 def _placement_to_proto(placement: Placement) -> pb.Placement:

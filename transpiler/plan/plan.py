@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import groupby
 from types import MappingProxyType
+from typing import Any
 
 from transpiler.ir.rules import Clip, Rule
 from transpiler.ir.tables import Table
@@ -79,18 +80,6 @@ class Execution:
 
 
 COMPRESSIONS = ("", "bfloat16", "float16", "int8", "sparse")
-# Fields of a lane that manifests and messages leave out where they have these values.
-UNSAID: Mapping[str, str | float] = MappingProxyType(
-    {
-        "nonfinite": "auto",
-        "buffers": "trainer0",
-        "optimizer": 0,
-        "gradient_scale": "avg",
-        "outlier_push": "off",
-        "outlier_factor": 100.0,
-        "lost_trainer": "wait",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +166,18 @@ class Lane:
             ValueError: no mode has this name.
         """
         return mode_of(self.mode)
+
+
+_ALWAYS_SAID = (
+    *("mode", "merge", "max_merge_var_num", "send_queue_size", "send_wait_times"),
+    *("thread_pool_size", "independent_recv_thread", "min_send_grad_num_before_recv", "k_steps"),
+    *("staleness", "dc_asgd", "outer"),
+)
+# Fields of a lane that manifests and messages leave out where they have their defaults: a field
+# that is new leaves plans of before as they are.
+UNSAID: Mapping[str, Any] = MappingProxyType(
+    {each.name: each.default for each in fields(Lane) if each.name not in _ALWAYS_SAID}
+)
 
 
 @dataclass(frozen=True, slots=True)
