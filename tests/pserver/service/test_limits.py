@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -140,6 +140,22 @@ def test_a_connection_greets_or_ends(said: bytes) -> None:
                 with suppress(ConnectionError):
                     while connection.recv(1000):
                         pass
+
+
+@pytest.mark.parametrize("said", [b"", b"PRI * HTTP/2.0\r\n\r\n"], ids=["nothing", "a preface"])
+def test_held_connections_of_a_stranger_keep_no_trainer_out(said: bytes) -> None:
+    """More than the control port takes, all of them held: they end one another, and a new
+    connection is answered.
+    """
+    with served(max_connections=64) as (server, trainer), ExitStack() as stack:
+        host, port = split_endpoint(server.endpoint)
+        for _ in range(300):
+            held = stack.enter_context(closing(socket.socket()))
+            held.bind(("127.0.0.2", 0))
+            held.settimeout(SECONDS)
+            held.connect((host, port))
+            held.sendall(said)
+        assert beats(server, trainer)
 
 
 def test_a_call_without_its_message_ends() -> None:
