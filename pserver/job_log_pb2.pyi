@@ -302,6 +302,140 @@ class Closing(_message.Message):
     failure: str
     def __init__(self, failure: _Optional[str] = ...) -> None: ...
 
+class OwnEntry(_message.Message):
+    __slots__ = ("plan", "log", "record", "left", "leases", "lease", "barrier", "put_off", "round", "text", "unheard")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    BARRIER_FIELD_NUMBER: _ClassVar[int]
+    PUT_OFF_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    UNHEARD_FIELD_NUMBER: _ClassVar[int]
+    plan: str
+    log: LogState
+    record: LoggedRecord
+    left: LeftProcess
+    leases: LeaseState
+    lease: LeaseChange
+    barrier: PassedBarrier
+    put_off: PutOffSave
+    round: CompletedRound
+    text: KeptText
+    unheard: UnheardSamples
+    def __init__(self, plan: _Optional[str] = ..., log: _Optional[_Union[LogState, _Mapping]] = ..., record: _Optional[_Union[LoggedRecord, _Mapping]] = ..., left: _Optional[_Union[LeftProcess, _Mapping]] = ..., leases: _Optional[_Union[LeaseState, _Mapping]] = ..., lease: _Optional[_Union[LeaseChange, _Mapping]] = ..., barrier: _Optional[_Union[PassedBarrier, _Mapping]] = ..., put_off: _Optional[_Union[PutOffSave, _Mapping]] = ..., round: _Optional[_Union[CompletedRound, _Mapping]] = ..., text: _Optional[_Union[KeptText, _Mapping]] = ..., unheard: _Optional[_Union[UnheardSamples, _Mapping]] = ...) -> None: ...
+
+class LogState(_message.Message):
+    __slots__ = ("servers", "time", "recent")
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    RECENT_FIELD_NUMBER: _ClassVar[int]
+    servers: _containers.RepeatedCompositeFieldContainer[Standing]
+    time: float
+    recent: Records
+    def __init__(self, servers: _Optional[_Iterable[_Union[Standing, _Mapping]]] = ..., time: _Optional[float] = ..., recent: _Optional[_Union[Records, _Mapping]] = ...) -> None: ...
+
+class LoggedRecord(_message.Message):
+    __slots__ = ("record", "rows")
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    record: Record
+    rows: _containers.RepeatedCompositeFieldContainer[ChangedRows]
+    def __init__(self, record: _Optional[_Union[Record, _Mapping]] = ..., rows: _Optional[_Iterable[_Union[ChangedRows, _Mapping]]] = ...) -> None: ...
+
+class ChangedRows(_message.Message):
+    __slots__ = ("servers",)
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    servers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, servers: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class LeftProcess(_message.Message):
+    __slots__ = ("process", "preempted_after")
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_AFTER_FIELD_NUMBER: _ClassVar[int]
+    process: Process
+    preempted_after: int
+    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., preempted_after: _Optional[int] = ...) -> None: ...
+
+class LeaseState(_message.Message):
+    __slots__ = ("dealt", "table")
+    DEALT_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    dealt: bool
+    table: str
+    def __init__(self, dealt: _Optional[bool] = ..., table: _Optional[str] = ...) -> None: ...
+
+class LeaseChange(_message.Message):
+    __slots__ = ("change", "arguments")
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    change: str
+    arguments: str
+    def __init__(self, change: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
+
+class PassedBarrier(_message.Message):
+    __slots__ = ("key", "texts")
+    class TextsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: str
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    texts: _containers.ScalarMap[int, str]
+    def __init__(self, key: _Optional[str] = ..., texts: _Optional[_Mapping[int, str]] = ...) -> None: ...
+
+class PutOffSave(_message.Message):
+    __slots__ = ("key", "why")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    why: str
+    def __init__(self, key: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
+
+class CompletedRound(_message.Message):
+    __slots__ = ("number", "changes", "processes", "texts")
+    class TextsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: str
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    changes: int
+    processes: _containers.RepeatedCompositeFieldContainer[Process]
+    texts: _containers.ScalarMap[int, str]
+    def __init__(self, number: _Optional[int] = ..., changes: _Optional[int] = ..., processes: _Optional[_Iterable[_Union[Process, _Mapping]]] = ..., texts: _Optional[_Mapping[int, str]] = ...) -> None: ...
+
+class KeptText(_message.Message):
+    __slots__ = ("key", "trainer", "text")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TRAINER_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    trainer: int
+    text: str
+    def __init__(self, key: _Optional[str] = ..., trainer: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+
+class UnheardSamples(_message.Message):
+    __slots__ = ("process", "consumed")
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    CONSUMED_FIELD_NUMBER: _ClassVar[int]
+    process: Process
+    consumed: ConsumedSamples
+    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., consumed: _Optional[_Union[ConsumedSamples, _Mapping]] = ...) -> None: ...
+
 class Standing(_message.Message):
     __slots__ = ("last", "processes")
     LAST_FIELD_NUMBER: _ClassVar[int]

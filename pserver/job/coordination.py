@@ -13,12 +13,24 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from itertools import chain
+from threading import Thread
 from typing import Any, Protocol
 
 from pserver.job.program import InstalledProgram
 from pserver.job_log.files import WriteAheadLog, read
-from pserver.job_log.records import Consumed, Process
+from pserver.job_log.records import (
+    Consumed,
+    Decided,
+    Process,
+    consumed_of,
+    process_of,
+    record_of,
+    write_process,
+)
+from pserver.job_log_pb2 import OwnEntry
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +42,13 @@ class StatePart(Protocol):
         write: called with each change.
     """
 
-    write: Callable[..., None] | None
+    write: Callable[[OwnEntry], None] | None
 
-    def entries(self) -> list[list[Any]]:
+    def entries(self) -> list[OwnEntry]:
         """All entries, for a replacement of the process."""
+
+    def restore_entry(self, entry: OwnEntry) -> None:
+        """Takes an entry of the process before."""
 
 
 class Coordination:
@@ -43,19 +58,21 @@ class Coordination:
     Args:
         path: of the file.
         installed: what the job has installed on server 0.
+        lock: the job's.
     """
 
-    def __init__(self, path: str, installed: InstalledProgram) -> None:
+    def __init__(
+        self, path: str, installed: InstalledProgram, lock: AbstractContextManager[Any]
+    ) -> None:
         coordinator, meetings = installed.decisions.coordinator, installed.meetings
         assert coordinator is not None, "server 0 has it"
         self._fingerprint = installed.plan.fingerprint()
-        self._path, self._log = path, WriteAheadLog(path)
+        self._path, self._log, self._lock = path, WriteAheadLog(path), lock
         self._leases = installed.leases
-        self._parts: list[StatePart] = [coordinator, self._leases, meetings]
-        self._takes: Mapping[str, Callable[..., None]] = {
-            **dict.fromkeys(("log", "record", "left"), coordinator.restore_entry),
-            **dict.fromkeys(("leases", "lease"), self._leases.restore_entry),
-            **dict.fromkeys(("barrier", "put off", "round", "text"), meetings.restore_entry),
+        self._parts: dict[str, StatePart] = {
+            **dict.fromkeys(("log", "record", "left"), coordinator),
+            **dict.fromkeys(("leases", "lease"), self._leases),
+            **dict.fromkeys(("barrier", "put_off", "round", "text"), meetings),
         }
         # by process: what its decided steps consume, and the lease table has not heard of
         self._unheard: dict[Process, deque[Consumed]] = defaultdict(deque)
@@ -67,46 +84,67 @@ class Coordination:
             OSError, ValueError, KeyError, TypeError: it cannot be read, or is of another job.
         """
         entries = read(self._path)
-        first = next(entries, None)
-        if first != ["plan", self._fingerprint]:
+        first = next(entries, OwnEntry())
+        if first.plan != self._fingerprint:
             raise ValueError(f"{self._path}: expected the log of this job, got {first}")
         for entry in entries:
-            if entry[0] == "unheard":
-                _, trainer, incarnation, ranges = entry
-                self._unheard[Process(trainer, incarnation)].append(_consumed(ranges))
-                continue
-            self._takes[entry[0]](*entry)
-            self._follow(entry)
+            self._restore_entry(entry)
         for process, steps in self._unheard.items():
             for ranges in steps:
                 self._leases.decided(process.trainer, process.incarnation, ranges)
         self._unheard.clear()
 
+    def _restore_entry(self, entry: OwnEntry) -> None:
+        kind = entry.WhichOneof("what")
+        if kind == "unheard":
+            self._hear(process_of(entry.unheard.process), consumed_of(entry.unheard.consumed))
+        elif kind in self._parts:
+            self._parts[kind].restore_entry(entry)
+            self._follow(entry)
+        else:
+            raise ValueError(f"{self._path}: expected an entry of this version, got {kind}")
+
     def begin(self) -> None:
         """Begins the file: every change is written from now on, while the file can be written."""
         self._written(lambda: self._log.begin(self._entries()))
-        for part in self._parts if self._log.is_open else ():
+        for part in self._parts.values() if self._log.is_open else ():
             part.write = self._write
 
     def close(self) -> None:
         """Closes the file: the job is over."""
-        for part in self._parts:
+        for part in self._parts.values():
             part.write = None
         self._log.close()
 
-    def _entries(self) -> Iterable[list[Any]]:
-        yield ["plan", self._fingerprint]
-        for part in self._parts:
+    def _entries(self) -> Iterator[OwnEntry]:
+        yield OwnEntry(plan=self._fingerprint)
+        for part in dict.fromkeys(self._parts.values()):
             yield from part.entries()
         for process, steps in self._unheard.items():
             for ranges in steps:
-                yield ["unheard", process.trainer, process.incarnation, ranges]
+                entry = OwnEntry()
+                write_process(entry.unheard.process, process)
+                entry.unheard.consumed.ranges.extend(chain.from_iterable(ranges))
+                yield entry
 
-    def _write(self, *entry: Any) -> None:
+    def _write(self, entry: OwnEntry) -> None:
         self._follow(entry)
-        self._written(lambda: self._log.append(list(entry)))
+        self._written(lambda: self._log.append(entry))
         if self._log.is_open and self._log.is_long:
-            self._written(lambda: self._log.begin(self._entries()))
+            self._log.keep_tail()
+            known = list(self._entries())
+            Thread(target=self._write_anew, args=(known,), name="the log anew", daemon=True).start()
+
+    def _write_anew(self, known: list[OwnEntry]) -> None:
+        """Replaces a long file, in a thread of its own: steps are decided meanwhile."""
+        try:
+            file = self._log.write_beside(known)
+        except OSError as error:
+            with self._lock:
+                self._failed(error)
+            return
+        with self._lock:
+            self._written(lambda: self._log.put_in_place(file, len(known)))
 
     def _written(self, write: Callable[[], None]) -> None:
         """Calls ``write``; where that fails the job continues, and this process cannot be
@@ -115,22 +153,28 @@ class Coordination:
         try:
             write()
         except OSError as error:
-            self.close()
-            self._log.remove()
-            text = "cannot write the log %s, so server 0 cannot come back by itself: %s"
-            log.warning(text, self._path, error)
+            self._failed(error)
 
-    def _follow(self, entry: Sequence[Any]) -> None:
+    def _failed(self, error: OSError) -> None:
+        self.close()
+        self._log.remove()
+        text = "cannot write the log %s, so server 0 cannot come back by itself: %s"
+        log.warning(text, self._path, error)
+
+    def _follow(self, entry: OwnEntry) -> None:
         """See [Note: between a record and its samples]."""
-        if entry[0] == "record":
-            for trainer, incarnation, ranges in entry[3]:
-                self._unheard[Process(trainer, incarnation)].append(_consumed(ranges))
-        elif entry[0] == "lease" and entry[1] == "decided":
-            process = Process(entry[2], entry[3])
+        kind = entry.WhichOneof("what")
+        if kind == "record" and entry.record.record.WhichOneof("what") == "decided":
+            what = record_of(entry.record.record).what
+            assert isinstance(what, Decided), "it is one"
+            for step, ranges in zip(what.steps, what.consumed, strict=False):
+                if ranges:
+                    self._hear(step.process, ranges)
+        elif kind == "lease" and entry.lease.change == "decided":
+            process = self._leases.decided_by(entry.lease)
             self._unheard[process].popleft()
             if not self._unheard[process]:
                 del self._unheard[process]
 
-
-def _consumed(ranges: Iterable[Sequence[int]]) -> Consumed:
-    return tuple((epoch, start, stop) for epoch, start, stop in ranges)
+    def _hear(self, process: Process, ranges: Consumed) -> None:
+        self._unheard[process].append(ranges)

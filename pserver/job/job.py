@@ -1495,7 +1495,7 @@ class Job:
         decisions, path = installed.decisions, self.config.write_ahead_log
         if path is None or not (decisions.awaits and decisions.decides):
             return
-        self._coordination = coordination = Coordination(path, installed)
+        self._coordination = coordination = Coordination(path, installed, self.condition)
         if self.reload is not None:
             try:
                 coordination.restore()

@@ -62,15 +62,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from pserver import timeouts
 from pserver import wire_pb2 as wire
 from pserver.errors import Refused
 from pserver.job.averaged_steps import AveragedSteps, Averages
+from pserver.job_log import records
 from pserver.job_log.records import Process
+from pserver.job_log_pb2 import KeptText, OwnEntry, PassedBarrier, PutOffSave
 from pserver.membership.decisions import process_of
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.members import (
@@ -259,8 +260,8 @@ class Meetings:
 
     Attributes:
         passed: whether all trainers have passed a barrier, ever.
-        write: called with each change, as JSON can hold it, before any trainer receives it: an
-            entry for :meth:`restore_entry`.  None: nothing is written down.
+        write: called with each change, before any trainer receives it: an entry for
+            :meth:`restore_entry`.  None: nothing is written down.
     """
 
     def __init__(
@@ -275,7 +276,7 @@ class Meetings:
         self._members, self._job, self._stepped, self._undecided = members, job, stepped, undecided
         self._averaged, self._texts = averaged, texts or TextBudget()
         self.passed = False
-        self.write: Callable[..., None] | None = None
+        self.write: Callable[[OwnEntry], None] | None = None
         self._barriers: dict[str, Barrier] = {}  # in the order of the first arrivals
         self._past = PastTexts()
         self._put_off: dict[str, str] = {}  # saves, with the reasons
@@ -341,9 +342,9 @@ class Meetings:
             held.over = not missing()
         return held.over
 
-    def _written(self, *entry: Any) -> None:
+    def _written(self, entry: OwnEntry) -> None:
         if self.write is not None:
-            self.write(*entry)
+            self.write(entry)
 
     # ---- barriers ----
 
@@ -387,7 +388,7 @@ class Meetings:
         if self._job.failure is not None:
             raise self._job.failure  # whoever has failed is not awaited, but was not here
         self.passed = barrier.passed = True
-        self._written("barrier", key, list(barrier.texts.items()))
+        self._written(OwnEntry(barrier=PassedBarrier(key=key, texts=barrier.texts)))
         self._forget_before(key)
 
     def _awaited(self) -> list[int]:
@@ -437,7 +438,7 @@ class Meetings:
         self._put_off[key] = why
         if len(self._put_off) > MOST_PUT_OFF:
             del self._put_off[next(iter(self._put_off))]
-        self._written("put off", key, why)
+        self._written(OwnEntry(put_off=PutOffSave(key=key, why=why)))
         self._drop(key)
         self._job.wake_all()
         return True
@@ -497,7 +498,7 @@ class Meetings:
             self._leave_round(session)
         if self._averaged is not None:
             self._averaged.gathered({p: (each.member, each.averages) for p, each in there.items()})
-        self._written(*self._round_entry())
+        self._written(self._round_entry())
         self._job.condition.notify_all()
 
     # ---- the store ----
@@ -518,7 +519,7 @@ class Meetings:
             if known is not None:
                 self._texts.remove(*(known[0], key, known[1]))
             known = self._store[key] = (member.trainer, text)
-            self._written("text", key, *known)
+            self._written(_text_entry(key, *known))
         texts = {} if known is None else dict([known])
         return wire.MeetReply(over=bool(texts), texts=texts)
 
@@ -576,53 +577,53 @@ class Meetings:
 
     # ---- see [Note: a coordinator that comes back] in pserver/job_log/coordinator.py ----
 
-    def entries(self) -> list[list[Any]]:
+    def entries(self) -> list[OwnEntry]:
         """The entries for :meth:`restore_entry` of its replacement: the barriers that all have
         passed, the saves that are put off, the last round, and the store.
         """
         passed = [(key, each.texts) for key, each in self._barriers.items() if each.passed]
         known = [*self._past.items(), *passed]
         return [
-            *(["barrier", key, list(texts.items())] for key, texts in known),
-            *(["put off", key, why] for key, why in self._put_off.items()),
+            *(OwnEntry(barrier=PassedBarrier(key=key, texts=texts)) for key, texts in known),
+            *(OwnEntry(put_off=PutOffSave(key=key, why=why)) for key, why in self._put_off.items()),
             self._round_entry(),
-            *(["text", key, *known] for key, known in self._store.items()),
+            *(_text_entry(key, *known) for key, known in self._store.items()),
         ]
 
-    def _round_entry(self) -> list[Any]:
+    def _round_entry(self) -> OwnEntry:
         last = self._round
-        processes = [astuple(each) for each in sorted(last.processes)]
-        return ["round", last.number, last.changes, processes, list(last.texts.items())]
+        entry = OwnEntry()
+        entry.round.number, entry.round.changes = last.number, last.changes
+        for process in sorted(last.processes):
+            records.write_process(entry.round.processes.add(), process)
+        entry.round.texts.update(last.texts)
+        return entry
 
-    def restore_entry(self, kind: str, *what: Any) -> None:
-        """Restores another process's entries.
-
-        Raises:
-            ValueError, TypeError: it is something else.
-        """
-        match kind:
+    def restore_entry(self, entry: OwnEntry) -> None:
+        """Restores another process's entries."""
+        match entry.WhichOneof("what"):
             case "barrier":
-                key, texts = what
+                passed = entry.barrier
                 self.passed = True
-                self._barriers[key] = Barrier(_texts_of(texts), passed=True)
-                for trainer, text in texts:
-                    self._texts.add(trainer, key, text, checked=False)
-            case "put off":
-                key, self._put_off[key] = what
+                self._barriers[passed.key] = Barrier(dict(passed.texts), passed=True)
+                for trainer, text in passed.texts.items():
+                    self._texts.add(trainer, passed.key, text, checked=False)
+            case "put_off":
+                self._put_off[entry.put_off.key] = entry.put_off.why
             case "round":
-                number, changes, processes, texts = what
-                were = frozenset(Process(*each) for each in processes)
-                self._round = Round(number, changes, were, _texts_of(texts))
+                last = entry.round
+                processes = frozenset(map(records.process_of, last.processes))
+                self._round = Round(last.number, last.changes, processes, dict(last.texts))
             case _:
-                key, trainer, text = what
-                if (known := self._store.get(key)) is not None:
-                    self._texts.remove(known[0], key, known[1])
-                self._store[key] = trainer, text
-                self._texts.add(trainer, key, text, checked=False)
+                kept = entry.text
+                if (known := self._store.get(kept.key)) is not None:
+                    self._texts.remove(known[0], kept.key, known[1])
+                self._store[kept.key] = kept.trainer, kept.text
+                self._texts.add(kept.trainer, kept.key, kept.text, checked=False)
 
 
-def _texts_of(pairs: Sequence[Sequence[Any]]) -> dict[int, str]:
-    return {trainer: text for trainer, text in pairs}
+def _text_entry(key: str, trainer: int, text: str) -> OwnEntry:
+    return OwnEntry(text=KeptText(key=key, trainer=trainer, text=text))
 
 
 def _given(texts: Mapping[int, str]) -> dict[int, str]:

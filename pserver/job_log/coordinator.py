@@ -35,13 +35,11 @@ servers send that again.
 
 from __future__ import annotations
 
-import base64
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import astuple
+from collections.abc import Callable, Collection, Sequence
 from operator import add
-from typing import Any
 
+from pserver import job_log_pb2 as message
 from pserver.job_log.records import (
     Call,
     Consumed,
@@ -55,8 +53,10 @@ from pserver.job_log.records import (
     Record,
     Staged,
     What,
-    records_bytes,
-    records_of,
+    process_of,
+    record_of,
+    write_process,
+    write_record,
 )
 
 RECENT = 8192  # records that are kept for a server that follows again
@@ -83,8 +83,8 @@ class Coordinator:
         last: the number of the last record.
         lost: processes that were lost, with the reasons.
         left: processes that have left, with the step after which they were preempted.
-        write: called with each change, as JSON can hold it, before any other process receives it:
-            an entry for :meth:`restore_entry`.  None: nothing is written down.
+        write: called with each change, before any other process receives it: an entry for
+            :meth:`restore_entry`.  None: nothing is written down.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Coordinator:
         self._time = 0.0
         self.lost: dict[Process, str] = {}
         self.left: dict[Process, int | None] = {}
-        self.write: Callable[..., None] | None = None
+        self.write: Callable[[message.OwnEntry], None] | None = None
         self._recent = deque[Record](maxlen=RECENT)
         self._begun: dict[Process, tuple[int, ...]] = {}  # in the order in which they joined
         self._present: dict[int, Process] = {}  # by trainer
@@ -157,7 +157,11 @@ class Coordinator:
             del self._present[process.trainer]
         self.left[process] = preempted_after
         if self.write is not None:
-            self.write("left", process.trainer, process.incarnation, preempted_after)
+            entry = message.OwnEntry()
+            write_process(entry.left.process, process)
+            if preempted_after is not None:
+                entry.left.preempted_after = preempted_after
+            self.write(entry)
 
     def staged(self, server: int, notice: Staged, now: float) -> list[Record]:
         """Notes that a server has staged a step.
@@ -252,7 +256,11 @@ class Coordinator:
         record = Record(self.last + 1, max(self._time, now), what)
         self._follow(record, rows)
         if self.write is not None:
-            self.write("record", _text([record]), rows, _consumed(what))
+            entry = message.OwnEntry()
+            write_record(entry.record.record, record)
+            for each in rows:
+                entry.record.rows.add(servers=each)
+            self.write(entry)
         return record
 
     def _follow(self, record: Record, rows: Rows) -> None:
@@ -287,64 +295,47 @@ class Coordinator:
             return None
         return list(self._recent)[len(self._recent) - missing :]
 
-    def entries(self) -> list[list[Any]]:
+    def entries(self) -> list[message.OwnEntry]:
         """The entries of its state, for :meth:`restore_entry` of its replacement."""
-        standings = [self.snapshot(server) for server in range(self._servers)]
-        processes = []
-        for known in zip(*(each.processes for each in standings), strict=True):
-            one = known[0]
-            begun = self._begun.get(one.process)
-            rows = [list(each.rows) for each in known]
-            left = [one.preempted_after] if one.left else None
-            lost = one.lost if one.process in self.lost else None
-            known_of = [*astuple(one.process), begun, one.decided, rows, lost, left]
-            processes.append([*known_of, dict(one.calls)])
-        recent = _text(self._recent)
-        return [["log", self.last, self._time, processes, recent]]
+        entry = message.OwnEntry()
+        for server in range(self._servers):
+            self.snapshot(server).write(entry.log.servers.add())
+        entry.log.time = self._time
+        for record in self._recent:
+            write_record(entry.log.recent.records.add(), record)
+        return [entry]
 
-    def restore_entry(self, kind: str, *what: Any) -> None:
+    def restore_entry(self, entry: message.OwnEntry) -> None:
         """Takes what another process has written: its :meth:`entries`, then each change.
 
         Raises:
-            ValueError, KeyError, TypeError: it is something else.
+            ValueError: it is something else.
         """
-        if kind == "left":
-            trainer, incarnation, preempted_after = what
-            self.leave(Process(trainer, incarnation), preempted_after)
-        elif kind == "record":
-            (record,) = records_of(base64.b64decode(what[0]))
-            self._follow(record, what[1])
-        else:
-            self._take_all(*what)
+        match entry.WhichOneof("what"):
+            case "left":
+                ended, left = entry.left, entry.left.HasField("preempted_after")
+                self.leave(process_of(ended.process), ended.preempted_after if left else None)
+            case "record":
+                rows = [list(each.servers) for each in entry.record.rows]
+                self._follow(record_of(entry.record.record), rows)
+            case _:
+                self._restore_state(entry.log)
 
-    def _take_all(
-        self, last: int, time: float, processes: Sequence[Sequence[Any]], recent: str
-    ) -> None:
-        self.last, self._time = last, time
-        self._recent.extend(records_of(base64.b64decode(recent)))
-        for trainer, incarnation, begun, decided, rows, lost, left, calls in processes:
-            process = Process(trainer, incarnation)
-            self._called[process] = calls
-            if begun is not None:
-                self._begun[process] = tuple(begun)
-            for lane, step in enumerate(decided):
+    def _restore_state(self, state: message.LogState) -> None:
+        self._time = state.time
+        self._recent.extend(map(record_of, state.recent.records))
+        known = [LogSnapshot.read(each) for each in state.servers]
+        self.last = known[0].last
+        for each in zip(*(snapshot.processes for snapshot in known), strict=True):
+            one = each[0]
+            process = one.process
+            self._begun[process], self._called[process] = one.begun, dict(one.calls)
+            for lane, step in enumerate(one.decided):
                 self._decided[lane][process] = step
-                self._rows[lane][process] = [of_server[lane] for of_server in rows]
-            if lost is not None:
-                self.lost[process] = lost
-            elif left is not None:
-                self.left[process] = left[0]
+                self._rows[lane][process] = [of_server.rows[lane] for of_server in each]
+            if one.lost:
+                self.lost[process] = one.lost
+            elif one.left:
+                self.left[process] = one.preempted_after
             else:
-                self._present[trainer] = process
-
-
-def _consumed(what: What) -> list[list[Any]]:
-    """The samples that a record's steps consume, as JSON can hold it."""
-    if not isinstance(what, Decided):
-        return []
-    steps = zip(what.steps, what.consumed, strict=False)
-    return [[*astuple(step.process), ranges] for step, ranges in steps if ranges]
-
-
-def _text(records: Iterable[Record]) -> str:
-    return base64.b64encode(records_bytes(records)).decode()
+                self._present[process.trainer] = process

@@ -8,42 +8,40 @@ or whose number is not the next one, is damage, and no reader goes past it.
 the kernel has it.  So nothing waits for a disk, and a process that takes the place of this one on
 the same host reads all of it.  Where the host dies, too, the job goes back to a checkpoint.
 
-In the file that server 0 writes ahead each entry is a line of JSON, a list whose first element is
-the entry's kind.  The last line may be torn: it was being written, so no other process has received
-it.  A recorded log is binary; the comment above :data:`MAGIC` draws its form.
+Both kinds of files have one form, which the comment above :data:`MAGIC` draws.  A torn end of what
+server 0 writes ahead was being written, so no other process has received it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Generic, TypeVar
 
-from pserver.job_log_pb2 import Entry
+from pserver.job_log_pb2 import Entry, OwnEntry
 from pserver.storage import plain_file
-from transpiler.files import bounded_json
 from transpiler.files.named_errors import naming
 
 # ---- entries ----
 #
-# The form of a recorded log: a file of entries, each with its number, its length and a checksum.
+# The form of a file of entries, each with its number, its length and a checksum.
 #
 # ::
 #
-#   MAGIC
+#   MAGIC, or OWN of what server 0 writes ahead
 #   entry:   number, length, length of the message, checksum of all that follows; checksum of these
-#            message (Entry of protos/pserver/job_log.proto)
-#            the bytes of the arrays that it names, one behind the other
+#            message (Entry, or OwnEntry, of protos/pserver/job_log.proto)
+#            the bytes of the arrays that an Entry names, one behind the other
 #   entry:   ...
 
 
 MAGIC = b"pserver log 1\n"
+OWN = b"pserver own 1\n"
 _HEAD = struct.Struct("<QQII")  # number, bytes that follow, those of the message, their checksum
 _CHECK = struct.Struct("<I")  # of the head
 HEAD_BYTES = _HEAD.size + _CHECK.size
@@ -54,8 +52,11 @@ class Damaged(ValueError):
     """An entry differs from the one that was written."""
 
 
-@dataclass(frozen=True, slots=True)
-class EntryPlace:
+Kind = TypeVar("Kind", Entry, OwnEntry)
+
+
+@dataclass(frozen=True)
+class Place(Generic[Kind]):
     """An entry, where it stands.
 
     Attributes:
@@ -66,11 +67,14 @@ class EntryPlace:
 
     number: int
     end: int
-    entry: Entry
+    entry: Kind
     payload: memoryview
 
 
-def head_of(number: int, message: bytes, payload: Sequence[memoryview]) -> bytes:
+EntryPlace = Place[Entry]
+
+
+def head_of(number: int, message: bytes, payload: Sequence[memoryview] = ()) -> bytes:
     """The header of an entry, with the checksums of header and contents.
 
     Args:
@@ -85,32 +89,35 @@ def head_of(number: int, message: bytes, payload: Sequence[memoryview]) -> bytes
     return head + _CHECK.pack(zlib.crc32(head))
 
 
-class EntryReader:
+class EntryReader(Generic[Kind]):
     """Reads the entries of a file, one after the other.
 
     Args:
         name: of the file, for messages.
         read: gives the next so many bytes; fewer at the end.
+        kind: of the entries.
 
     Attributes:
         torn: the file ends within an entry.  See [Note: a torn end].
     """
 
-    def __init__(self, name: str, read: Callable[[int], bytes]) -> None:
+    def __init__(self, name: str, read: Callable[[int], bytes], kind: type[Kind]) -> None:
         self._name, self._read = name, read
+        self._kind: type[Kind] = kind
         self.torn = False
 
-    def entries(self) -> Iterator[EntryPlace]:
+    def entries(self) -> Iterator[Place[Kind]]:
         """All whole entries, from the first.
 
         Raises:
-            Damaged: one is not what was written, or is missing; or the file is no recorded log.
+            Damaged: one is not what was written, or is missing; or the file has none of this kind.
         """
-        magic = self._read(len(MAGIC))
-        if magic != MAGIC[: len(magic)]:
-            raise Damaged(f"{self._name}: expected a recorded log, got another file")
-        self.torn = len(magic) < len(MAGIC)
-        number, end = 0, len(MAGIC)
+        expected, what = _KINDS[self._kind]
+        magic = self._read(len(expected))
+        if magic != expected[: len(magic)]:
+            raise Damaged(f"{self._name}: expected a {what}, got another file")
+        self.torn = len(magic) < len(expected)
+        number, end = 0, len(expected)
         while not self.torn and (head := self._read(HEAD_BYTES)):
             number += 1
             found = self._entry(number, end, head)
@@ -118,7 +125,7 @@ class EntryReader:
                 end = found.end
                 yield found
 
-    def _entry(self, number: int, begin: int, head: bytes) -> EntryPlace | None:
+    def _entry(self, number: int, begin: int, head: bytes) -> Place[Kind] | None:
         where = f"{self._name}: entry {number} at byte {begin}"
         if len(head) < HEAD_BYTES:
             self.torn = True
@@ -135,10 +142,10 @@ class EntryReader:
         if zlib.crc32(body) != checksum or of_message > size:
             raise Damaged(f"{where} is damaged")
         try:
-            entry = Entry.FromString(bytes(body[:of_message]))
+            entry = self._kind.FromString(bytes(body[:of_message]))
         except Exception as error:  # protobuf's DecodeError has another base in each implementation
             raise Damaged(f"{where} is none of this version: {error}") from error
-        return EntryPlace(number, begin + HEAD_BYTES + size, entry, body[of_message:])
+        return Place(number, begin + HEAD_BYTES + size, entry, body[of_message:])
 
     def _body(self, size: int) -> memoryview:
         """Reads so many bytes, or those that there are: a wrong number takes no memory."""
@@ -151,6 +158,12 @@ class EntryReader:
         return memoryview(pieces)
 
 
+_KINDS: Mapping[type, tuple[bytes, str]] = {
+    Entry: (MAGIC, "recorded log"),
+    OwnEntry: (OWN, "write-ahead log"),
+}
+
+
 # ---- write ahead log ----
 #
 # The file to which server 0 writes its own state of the job, before any other process receives it.
@@ -160,7 +173,13 @@ SHORT = 2**14  # entries behind those that it begins with, from which on it may 
 
 
 class WriteAheadLog:
-    """Appends entries to a file.  One thread at a time calls it.
+    """Appends entries to a file.  One thread at a time calls it, but for :meth:`write_beside`.
+
+    Where it is long, it is written anew while entries are appended::
+
+        log.keep_tail()                       # under the caller's lock, with the state's entries
+        file = log.write_beside(entries)      # without it
+        log.put_in_place(file, len(entries))  # under it
 
     Args:
         path: of the file; one that is there is replaced by the first :meth:`begin`.
@@ -169,6 +188,7 @@ class WriteAheadLog:
     def __init__(self, path: str) -> None:
         self._path, self._file = Path(path), -1
         self._first = self._later = 0  # entries: it has begun with, and behind them
+        self._tail: list[OwnEntry] | None = None  # appended since it is written anew
 
     @property
     def is_open(self) -> bool:
@@ -177,65 +197,106 @@ class WriteAheadLog:
 
     @property
     def is_long(self) -> bool:
-        """Whether it should begin anew, with the state that follows from its entries."""
-        return self._later > max(SHORT, 4 * self._first)
+        """Whether it should be written anew, with the state that follows from its entries."""
+        return self._tail is None and self._later > max(SHORT, 4 * self._first)
 
-    def begin(self, entries: Iterable[list[Any]]) -> None:
+    def begin(self, entries: Iterable[OwnEntry]) -> None:
         """Replaces the file's entries: at each moment it has the old ones or the new ones.
 
         Raises:
             OSError: the file cannot be written.
         """
-        lines = [_line(each) for each in entries]
-        beside = self._path.with_name(self._path.name + ".new")
         self.close()
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        beside.unlink(missing_ok=True)  # of a process that died here
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
-        self._file = plain_file.descriptor(beside, flags, 0o600)
-        _write(self._path, self._file, b"".join(lines))
-        beside.replace(self._path)
-        self._first, self._later = len(lines), 0
+        known = list(entries)
+        self._put(self.write_beside(known), len(known))
 
-    def append(self, entry: list[Any]) -> None:
+    def append(self, entry: OwnEntry) -> None:
         """Adds an entry.
 
         Raises:
             OSError: the file cannot be written.
         """
-        _write(self._path, self._file, _line(entry))
-        self._later += 1
+        self._add(entry)
+        if self._tail is not None:
+            self._tail.append(entry)
+
+    def keep_tail(self) -> None:
+        """From now on what is appended is kept, for :meth:`put_in_place`."""
+        self._tail = []
+
+    def write_beside(self, entries: Sequence[OwnEntry]) -> int:
+        """Writes entries beside the present file; returns the descriptor.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._beside.unlink(missing_ok=True)  # of a process that died here
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+        file = plain_file.descriptor(self._beside, flags, 0o600)
+        data = (_bytes(number, each) for number, each in enumerate(entries, 1))
+        _write(self._path, file, b"".join((OWN, *data)))
+        return file
+
+    def put_in_place(self, file: int, first: int) -> None:
+        """Puts a file of :meth:`write_beside`, and what was appended meanwhile, in the place of
+        the present one; closes it where the log is closed.
+
+        Args:
+            first: how many entries it has.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        if self.is_open:
+            os.close(self._file)
+            self._put(file, first)
+        else:
+            os.close(file)
+            self._beside.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Ends the writing; harmless when called twice."""
         if self._file >= 0:
             os.close(self._file)
-            self._file = -1
+        self._file, self._tail = -1, None
 
     def remove(self) -> None:
         """Removes the file, so that no process reads it."""
         with suppress(OSError):
             self._path.unlink()
 
+    def _put(self, file: int, first: int) -> None:
+        self._file, self._first, self._later = file, first, 0
+        tail, self._tail = self._tail or [], None
+        for entry in tail:
+            self._add(entry)
+        self._beside.replace(self._path)
 
-def read(path: str) -> Iterator[list[Any]]:
-    """The entries of a file.
+    def _add(self, entry: OwnEntry) -> None:
+        _write(self._path, self._file, _bytes(self._first + self._later + 1, entry))
+        self._later += 1
+
+    @property
+    def _beside(self) -> Path:
+        return self._path.with_name(self._path.name + ".new")
+
+
+def read(path: str) -> Iterator[OwnEntry]:
+    """The entries of a file, without a torn end.
 
     Raises:
         OSError: there is none.
-        ValueError: it is no write-ahead log.
+        Damaged: it is no write-ahead log, or an entry is not what was written.
     """
     with plain_file.reading(Path(path)) as file:
-        for line in file:
-            if line.endswith(b"\n"):
-                entry = bounded_json.loads(line)
-                if not (isinstance(entry, list) and entry and isinstance(entry[0], str)):
-                    raise ValueError(f"{path}: expected a write-ahead log")
-                yield entry
+        for place in EntryReader(path, file.read, OwnEntry).entries():
+            yield place.entry
 
 
-def _line(entry: list[Any]) -> bytes:
-    return json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+def _bytes(number: int, entry: OwnEntry) -> bytes:
+    message = entry.SerializeToString()
+    return head_of(number, message) + message
 
 
 def _write(path: Path, file: int, data: bytes) -> None:

@@ -169,7 +169,7 @@ def notices_bytes(notices: Iterable[Notice]) -> bytes:
             _write_call(added.call, notice)
         else:
             added.silence.text = notice.text
-            _write_process(added.silence.process, notice.process)
+            write_process(added.silence.process, notice.process)
     return found.SerializeToString()
 
 
@@ -186,7 +186,7 @@ def notices_of(data: bytes) -> list[Notice]:
                 staged, step = each.staged, _step(each.staged.step)
                 found.append(Staged(staged.lane, step, staged.rows, refused=staged.refused))
             case "silence":
-                found.append(Silence(_process(each.silence.process), each.silence.text))
+                found.append(Silence(process_of(each.silence.process), each.silence.text))
             case "call":
                 found.append(_call(each.call))
             case _:
@@ -202,24 +202,29 @@ def records_bytes(records: Iterable[Record], resumes: bool = False) -> bytes:
     """
     found = message.Records(resumes=resumes)
     for record in records:
-        added = found.records.add(number=record.number, time=record.time)
-        what = record.what
-        if isinstance(what, Decided):
-            added.decided.lane = what.lane
-            for each in what.steps:
-                _write(added.decided.steps.add(), each)
-            for ranges in what.consumed:
-                added.decided.consumed.add().ranges.extend(chain.from_iterable(ranges))
-            added.decided.refused.update(what.refused)
-        elif isinstance(what, Joined):
-            _write_process(added.joined.process, what.process)
-            added.joined.steps.extend(what.steps)
-        elif isinstance(what, Call):
-            _write_call(added.called, what)
-        else:
-            _write_process(added.lost.process, what.process)
-            added.lost.text = what.text
+        write_record(found.records.add(), record)
     return found.SerializeToString()
+
+
+def write_record(to: message.Record, record: Record) -> None:
+    """Writes a record into an empty message."""
+    to.number, to.time = record.number, record.time
+    what = record.what
+    if isinstance(what, Decided):
+        to.decided.lane = what.lane
+        for each in what.steps:
+            _write(to.decided.steps.add(), each)
+        for ranges in what.consumed:
+            to.decided.consumed.add().ranges.extend(chain.from_iterable(ranges))
+        to.decided.refused.update(what.refused)
+    elif isinstance(what, Joined):
+        write_process(to.joined.process, what.process)
+        to.joined.steps.extend(what.steps)
+    elif isinstance(what, Call):
+        _write_call(to.called, what)
+    else:
+        write_process(to.lost.process, what.process)
+        to.lost.text = what.text
 
 
 def records_of(data: bytes) -> list[Record]:
@@ -228,27 +233,30 @@ def records_of(data: bytes) -> list[Record]:
     Raises:
         ValueError: it is something else.
     """
-    found = []
-    for each in _parsed(message.Records(), data).records:
-        what: What
-        match each.WhichOneof("what"):
-            case "decided":
-                consumed = tuple(_consumed(one.ranges) for one in each.decided.consumed)
-                steps, refused = (
-                    _steps(each.decided.steps),
-                    tuple(sorted(each.decided.refused.items())),
-                )
-                what = Decided(each.decided.lane, steps, consumed, refused)
-            case "joined":
-                what = Joined(_process(each.joined.process), tuple(each.joined.steps))
-            case "lost":
-                what = Lost(_process(each.lost.process), each.lost.text)
-            case "called":
-                what = _call(each.called)
-            case _:
-                raise ValueError(f"record {each.number}: expected a record of this version")
-        found.append(Record(each.number, each.time, what))
-    return found
+    return list(map(record_of, _parsed(message.Records(), data).records))
+
+
+def record_of(found: message.Record) -> Record:
+    """Reads the message of :func:`write_record`.
+
+    Raises:
+        ValueError: it is of another version.
+    """
+    what: What
+    match found.WhichOneof("what"):
+        case "decided":
+            consumed = tuple(consumed_of(one) for one in found.decided.consumed)
+            steps, refused = _steps(found.decided.steps), sorted(found.decided.refused.items())
+            what = Decided(found.decided.lane, steps, consumed, tuple(refused))
+        case "joined":
+            what = Joined(process_of(found.joined.process), tuple(found.joined.steps))
+        case "lost":
+            what = Lost(process_of(found.lost.process), found.lost.text)
+        case "called":
+            what = _call(found.called)
+        case _:
+            raise ValueError(f"record {found.number}: expected a record of this version")
+    return Record(found.number, found.time, what)
 
 
 def resumes(data: bytes) -> bool:
@@ -260,7 +268,13 @@ def resumes(data: bytes) -> bool:
     return bool(_parsed(message.Records(), data).resumes)
 
 
-def _consumed(flat: Sequence[int]) -> Consumed:
+def consumed_of(found: message.ConsumedSamples) -> Consumed:
+    """Samples, from their message.
+
+    Raises:
+        ValueError: they are none.
+    """
+    flat = found.ranges
     return tuple(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
 
 
@@ -272,33 +286,35 @@ def _parsed(empty: Messages, data: bytes) -> Messages:
     return empty
 
 
-def _process(found: message.Process) -> Process:
+def process_of(found: message.Process) -> Process:
+    """A process, from its message."""
     return Process(found.trainer, found.incarnation)
 
 
 def _call(found: message.Call) -> Call:
-    return Call(_process(found.process), found.kind, found.number)
+    return Call(process_of(found.process), found.kind, found.number)
 
 
 def _step(found: message.ProcessStep) -> ProcessStep:
-    return ProcessStep(_process(found.process), found.step)
+    return ProcessStep(process_of(found.process), found.step)
 
 
 def _steps(found: Sequence[message.ProcessStep]) -> tuple[ProcessStep, ...]:
     return tuple(_step(each) for each in found)
 
 
-def _write_process(to: message.Process, process: Process) -> None:
+def write_process(to: message.Process, process: Process) -> None:
+    """Writes a process into a message."""
     to.trainer, to.incarnation = process.trainer, process.incarnation
 
 
 def _write_call(to: message.Call, call: Call) -> None:
-    _write_process(to.process, call.process)
+    write_process(to.process, call.process)
     to.kind, to.number = call.kind, call.number
 
 
 def _write(to: message.ProcessStep, step: ProcessStep) -> None:
-    _write_process(to.process, step.process)
+    write_process(to.process, step.process)
     to.step = step.step
 
 
@@ -360,9 +376,14 @@ class LogSnapshot:
     def to_bytes(self) -> bytes:
         """The bytes of the state, which travel in the place of records."""
         found = message.Records()
-        found.standing.last = self.last
+        self.write(found.standing)
+        return found.SerializeToString()
+
+    def write(self, to: message.Standing) -> None:
+        """Writes the state into an empty message."""
+        to.last = self.last
         for each in self.processes:
-            added = found.standing.processes.add(
+            added = to.processes.add(
                 begun=each.begun,
                 decided=each.decided,
                 rows=each.rows,
@@ -371,9 +392,7 @@ class LogSnapshot:
                 preempted_after=each.preempted_after,
                 calls=each.calls,
             )
-            added.process.trainer = each.process.trainer
-            added.process.incarnation = each.process.incarnation
-        return found.SerializeToString()
+            write_process(added.process, each.process)
 
     @classmethod
     def of(cls, data: bytes) -> LogSnapshot | None:
@@ -387,13 +406,16 @@ class LogSnapshot:
             found.ParseFromString(data)
         except Exception as error:  # protobuf's DecodeError has another base in each implementation
             raise ValueError(f"expected messages of a job's log: {error}") from error
-        if not found.HasField("standing"):
-            return None
+        return cls.read(found.standing) if found.HasField("standing") else None
+
+    @classmethod
+    def read(cls, standing: message.Standing) -> LogSnapshot:
+        """Reads the message of :meth:`write`."""
         return cls(
-            found.standing.last,
+            standing.last,
             tuple(
                 ProcessSnapshot(
-                    Process(each.process.trainer, each.process.incarnation),
+                    process_of(each.process),
                     tuple(each.begun),
                     tuple(each.decided),
                     tuple(each.rows),
@@ -402,7 +424,7 @@ class LogSnapshot:
                     each.preempted_after if each.HasField("preempted_after") else None,
                     dict(each.calls),
                 )
-                for each in found.standing.processes
+                for each in standing.processes
             ),
         )
 

@@ -18,6 +18,7 @@ from pserver import timeouts
 from pserver import wire_pb2 as wire
 from pserver.errors import Refused, TrainerLost
 from pserver.job_log.records import Process
+from pserver.job_log_pb2 import LeaseChange, LeaseState, OwnEntry
 from pserver.lane.step import Step
 from pserver.leases.epoch import Account, Epoch, Lease
 from pserver.leases.table import EpochRange, LeaseAsked, LeaseTable
@@ -41,8 +42,8 @@ class JobLeases:
     Attributes:
         catches_up: a late trainer is awaited from a later step on than the one at which it was
             admitted: it gives up what it has missed when it asks for the first time.
-        write: called with each change, as JSON can hold it, before any trainer receives it: an
-            entry for :meth:`restore_entry`.  None: nothing is written down.
+        write: called with each change, before any trainer receives it: an entry for
+            :meth:`restore_entry`.  None: nothing is written down.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class JobLeases:
         self._members, self._job, self._wait_seconds = members, job, wait_seconds
         self._table = LeaseTable(members.expected)
         self.catches_up = False
-        self.write: Callable[..., None] | None = None
+        self.write: Callable[[OwnEntry], None] | None = None
         self._asking: dict[int, Member] = {}  # by number, the last process that has asked
         self._told = job.waits.event()  # of trainers that wait for a lease
         self._dealt = False  # a lease, ever
@@ -243,33 +244,41 @@ class JobLeases:
             try:
                 self._table = LeaseTable.of(plain, self._members.expected)
                 if self.write is not None:
-                    self.write("leases", self._dealt, self._table.whole())
+                    self.write(*self.entries())
             except (KeyError, TypeError, IndexError) as error:
                 raise ValueError(f"a lease table cannot be read: {error!r}") from error
 
     # ---- see [Note: a coordinator that comes back] in pserver/job_log/coordinator.py ----
 
-    def entries(self) -> list[list[Any]]:
+    def entries(self) -> list[OwnEntry]:
         """The entries of its state, for :meth:`restore_entry` of its replacement."""
-        return [["leases", self._dealt, self._table.whole()]]
+        table = json.dumps(self._table.whole())
+        return [OwnEntry(leases=LeaseState(dealt=self._dealt, table=table))]
 
-    def restore_entry(self, kind: str, *what: Any) -> None:
+    def restore_entry(self, entry: OwnEntry) -> None:
         """Takes what another process has written: its :meth:`entries`, then each change.
 
         Raises:
             ValueError, KeyError, TypeError: it is something else.
         """
-        if kind == "leases":
-            self._dealt, whole = what
-            self._table = LeaseTable.of_whole(whole)
+        if entry.HasField("leases"):
+            self._dealt = entry.leases.dealt
+            self._table = LeaseTable.of_whole(bounded_json.loads(entry.leases.table))
         else:
-            change, *arguments = what
+            change = entry.lease.change
             self._dealt = self._dealt or change == "lease"
-            self._table.repeat(change, arguments)
+            self._table.repeat(change, bounded_json.loads(entry.lease.arguments))
+
+    @staticmethod
+    def decided_by(change: LeaseChange) -> Process:
+        """The process whose step a change "decided" is about."""
+        trainer, incarnation, _ = bounded_json.loads(change.arguments)
+        return Process(trainer, incarnation)
 
     def _wrote(self, change: str, *arguments: Any) -> None:
         if self.write is not None:
-            self.write("lease", change, *arguments)
+            said = LeaseChange(change=change, arguments=json.dumps(arguments))
+            self.write(OwnEntry(lease=said))
 
     def _kept(self, restored: str) -> wire.LeaseReply:
         """Gives the present lease table for a checkpoint; where a checkpoint's table is given,

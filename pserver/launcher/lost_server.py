@@ -97,10 +97,10 @@ def main(arguments: Sequence[str]) -> None:
 def _written(path: str) -> tuple[list[str], str]:
     """The fingerprint of the job's plan, as server 0 has written it; and why it has not."""
     try:
-        kind, fingerprint = next(files.read(path))
+        fingerprint = next(files.read(path)).plan
     except (OSError, ValueError, StopIteration):
         return [], "server 0 has written no log: all go back to a checkpoint"
-    return [fingerprint], "" if kind == "plan" else f"{path} is no log of server 0"
+    return [fingerprint], "" if fingerprint else f"{path} is no log of server 0"
 
 
 def status_of(access: Access, endpoint: str, seconds: float) -> StatusReply:

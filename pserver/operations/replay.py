@@ -32,6 +32,7 @@ from pserver.errors import FingerprintMismatch, Refused
 from pserver.job.program import InstalledProgram, check_program
 from pserver.job_log.files import Damaged, EntryPlace, EntryReader
 from pserver.job_log.records import Decided, Joined, LogSnapshot, records_of
+from pserver.job_log_pb2 import Entry
 from pserver.lane.recorded_steps import arrays_of, hparams_of, update_of
 from pserver.membership.decisions import Decisions
 from pserver.membership.lifecycle import Lifecycle
@@ -107,7 +108,7 @@ class RecordedPart:
             Damaged: see :class:`EntryReader`.
         """
         with closing(plain_file.reading(self.path)) as file:
-            yield from EntryReader(self.path.name, file.read).entries()
+            yield from EntryReader(self.path.name, file.read, Entry).entries()
 
 
 def looked_through(path: Path) -> RecordedPart | None:
@@ -118,7 +119,7 @@ def looked_through(path: Path) -> RecordedPart | None:
     """
     part: RecordedPart | None = None
     with plain_file.reading(path) as file:
-        reader = EntryReader(path.name, file.read)
+        reader = EntryReader(path.name, file.read, Entry)
         try:
             for place in reader.entries():
                 if part is None:

@@ -35,6 +35,7 @@ from pserver.job.server_cut import ServerCut
 from pserver.job_log.coordinator import Coordinator
 from pserver.job_log.link import LinkEnd, Messages
 from pserver.job_log.records import Lost, Process
+from pserver.job_log_pb2 import OwnEntry
 from pserver.lane import leases as job_leases
 from pserver.lane.independent import IndependentSteps
 from pserver.lane.lane import LaneExecutor
@@ -450,11 +451,12 @@ def lost_steps_once_more(patch: Patch) -> None:
     """A step is decided once more, or another one has its number."""
     right, held = Coordinator.restore_entry, weakref.WeakKeyDictionary[Coordinator, Any]()
 
-    def take(coordinator: Coordinator, kind: str, *what: Any) -> None:
-        if kind == "record":
-            what, held[coordinator] = held.get(coordinator, ()), what
-        if what:
-            right(coordinator, kind, *what)
+    def take(coordinator: Coordinator, entry: OwnEntry) -> None:
+        found: OwnEntry | None = entry
+        if entry.HasField("record"):
+            found, held[coordinator] = held.get(coordinator), entry
+        if found is not None:
+            right(coordinator, found)
 
     patch.setattr(Coordinator, "restore_entry", take)
 

@@ -21,6 +21,7 @@ from pserver import timeouts
 from pserver.errors import PServerError
 from pserver.job.program import InstalledProgram
 from pserver.job_log.follower import FollowerLink
+from pserver.job_log_pb2 import OwnEntry
 from pserver.service.server import Server, ServerLinks
 from tests.checker.history import History, Stood
 from tests.checker.server_lives import Life, ServerLives
@@ -244,9 +245,9 @@ def _dies_behind_a_word(
             return False
         write = coordinator.write
 
-        def writes(*entry: Any) -> None:
-            write(*entry)
-            if entry[0] == "record":
+        def writes(entry: OwnEntry) -> None:
+            write(entry)
+            if entry.HasField("record"):
                 dies()
 
         coordinator.write = writes

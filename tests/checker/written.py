@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
-from pserver.job.coordination import Coordination
+from pserver.job.coordination import Coordination, StatePart
 from pserver.job.meetings import Meetings
 from pserver.job.program import InstalledProgram
 from pserver.job_log.coordinator import Coordinator
+from pserver.job_log_pb2 import OwnEntry
 from pserver.lane.leases import JobLeases
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.members import Membership
 from tests.checker.worlds import World
-from transpiler.files import bounded_json
 
 
 def written_differences(world: World, path: str, held: InstalledProgram) -> Iterator[str]:
@@ -35,7 +34,7 @@ def written_differences(world: World, path: str, held: InstalledProgram) -> Iter
         leases=JobLeases(members, job),
         meetings=Meetings(members, job),
     )
-    Coordination(path, cast(InstalledProgram, another)).restore()
+    Coordination(path, cast(InstalledProgram, another), job.condition).restore()
     for name, known, read in (
         ("the log", held.decisions.coordinator, another.decisions.coordinator),
         ("the leases", held.leases, another.leases),
@@ -46,5 +45,5 @@ def written_differences(world: World, path: str, held: InstalledProgram) -> Iter
             yield f"server 0 has written of {name} {theirs}, and knows {own}"
 
 
-def _plain(part: Any) -> Any:
-    return bounded_json.loads(json.dumps(part.entries()))
+def _plain(part: StatePart) -> list[OwnEntry]:
+    return [OwnEntry.FromString(each.SerializeToString()) for each in part.entries()]

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from pserver.job_log.files import WriteAheadLog
+from pserver.job_log_pb2 import OwnEntry
 from pserver.launcher.planning.plan import Choice
 from pserver.security import tokens
 from pserver.security.keys import write_private
@@ -139,11 +140,11 @@ def _into(full: Callable[..., Any], path: Path, data: bytes) -> None:
 
 def test_the_log_of_server_0_names_its_file(tmp_path: Path) -> None:
     """Which is written by descriptor."""
-    log = WriteAheadLog.__new__(WriteAheadLog)
+    log = WriteAheadLog(str(tmp_path / "server-0.wal"))
     with open("/dev/full", "wb", buffering=0) as full:
-        log._path, log._file, log._later = tmp_path / "server-0.wal", full.fileno(), 0
+        log._file = full.fileno()
         with pytest.raises(OSError, match=r"No space left on device: '.*server-0\.wal'"):
-            log.append(["record"])
+            log.append(OwnEntry(plan="f"))
 
 
 def test_an_error_that_names_a_file_or_is_none_of_the_system_s_stays() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from pserver import timeouts
@@ -55,8 +53,8 @@ def test_who_waits_and_who_comes_later_are_told_the_same() -> None:
     assert not come(meetings, other).over
 
     again, _, _, (_, late) = room()
-    for entry in json.loads(json.dumps(meetings.entries())):
-        again.restore_entry(*entry)
+    for entry in meetings.entries():
+        again.restore_entry(entry)
     assert come(again, late).problem == WHY and again.entries() == meetings.entries()
 
 
@@ -79,7 +77,7 @@ def test_only_so_many_are_known() -> None:
     for number in range(MOST_PUT_OFF + 10):
         come(meetings, one, f"automatic save {number}")
         assert put_off(meetings, job, f"automatic save {number}")
-    assert [each[0] for each in meetings.entries()].count("put off") == MOST_PUT_OFF
+    assert [each.WhichOneof("what") for each in meetings.entries()].count("put_off") == MOST_PUT_OFF
 
 
 def test_who_waits_for_samples_hears_of_a_save_once() -> None:

@@ -37,7 +37,7 @@ def add(to: Recorder, value: float, count: int = 100) -> None:
 
 def read(path: Path) -> list[EntryPlace]:
     with path.open("rb") as file:
-        return list(EntryReader(path.name, file.read).entries())
+        return list(EntryReader(path.name, file.read, Entry).entries())
 
 
 def values(places: list[EntryPlace]) -> list[float]:

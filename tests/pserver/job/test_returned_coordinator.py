@@ -4,7 +4,8 @@ what it cannot read or write.  Transcripts in ``tests/testdata/interaction`` sho
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import torch
 
 from pserver.errors import Refused, UnknownSession, Unprepared
 from pserver.job_log import files
+from pserver.job_log.files import WriteAheadLog
+from pserver.job_log_pb2 import OwnEntry
 from pserver.wire_pb2 import (
     LeaseEpoch,
     LeaseRequest,
@@ -78,15 +81,13 @@ def test_leases_stay_with_their_trainers(world: World, tmp_path: Path) -> None:
     mine, theirs = (leased(parts[0], 1) for parts in world.trainers)
     world.step(0, 1)
     log = tmp_path / "log"
-    kind, text, rows, _ = next(
-        each for each in reversed(list(files.read(str(log)))) if each[0] == "record"
-    )
-    lines = log.read_text().splitlines(keepends=True)
-    incarnation = world.trainers[0][0].incarnation
+    known = list(files.read(str(log)))
+    at = max(n for n, each in enumerate(known) if each.HasField("record"))
+    known[at].record.record.decided.consumed.add(ranges=[0, *mine[0]])
     world.lose(0)
-    said = [kind, text, rows, [[0, incarnation, [[0, *each] for each in mine]]]]
-    lines[-1] = files._line(said).decode()
-    log.write_text("".join(lines))
+    again = WriteAheadLog(str(log))
+    again.begin(known[: at + 1])
+    again.close()
     back(world, path)
     account = world.zero.job.installed().leases.accounts[0]
 
@@ -111,12 +112,45 @@ def test_who_asks_before_the_program_has_come_joins_first(world: World, tmp_path
         served.job.shrink(ShrinkRequest(session=world.trainers[0][0].session, tables=["x"]))
 
 
-@pytest.mark.parametrize("text", ["", "no log\n", '["plan","another"]\n', '["plan"]\n["x"]\n'])
-def test_a_log_of_another_job_ends_the_server(world: World, tmp_path: Path, text: str) -> None:
+def test_a_log_that_was_written_anew_has_all(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While steps are taken, in a thread beside them."""
+    monkeypatch.setattr(files, "SHORT", 2)
+    path, threads, right = world.save(tmp_path, 0), set[str](), WriteAheadLog.write_beside
+
+    def noted(self: WriteAheadLog, entries: Sequence[OwnEntry]) -> int:
+        threads.add(threading.current_thread().name)
+        return right(self, entries)
+
+    monkeypatch.setattr(WriteAheadLog, "write_beside", noted)
+    for step in range(1, 40):
+        for trainer in (0, 1):
+            world.step(trainer, step)
+    assert threads == {"the log anew"}
+    decided = world.zero.job.installed().decisions.last
+    world.lose(0)
+    back(world, path)
+
+    assert world.zero.job.installed().decisions.last >= decided > 70
+
+
+def another_log(name: str, path: Path) -> None:
+    """Replaces server 0's log."""
+    log = WriteAheadLog(str(path))
+    plan = next(files.read(str(path)))
+    log.begin([OwnEntry(plan="another")] if name == "of another plan" else [plan, OwnEntry()])
+    log.close()
+    if name in ("empty", "no log"):
+        path.write_text("" if name == "empty" else name)
+
+
+@pytest.mark.parametrize("name", ["empty", "no log", "of another plan", "of another version"])
+def test_a_log_of_another_job_ends_the_server(world: World, tmp_path: Path, name: str) -> None:
     """Who has started it is to do something else."""
     path = world.save(tmp_path, 0)
     world.lose(0)
-    (tmp_path / "log").write_text(text)
+    another_log(name, tmp_path / "log")
     served = world.again(path, 0)
 
     with pytest.raises(Refused, match="the log that server 0 has written"):

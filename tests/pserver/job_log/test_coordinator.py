@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -29,6 +27,7 @@ from pserver.job_log.records import (
     records_of,
     resumes,
 )
+from pserver.job_log_pb2 import OwnEntry
 
 SERVERS, TRAINERS, ROUNDS = 2, 2, [True, False]
 STEPS = st.integers(1, 3)
@@ -70,8 +69,8 @@ class Log(RuleBasedStateMachine):
 
     def writes(self) -> None:
         """The file begins anew with all that is known."""
-        self.written = as_json(self.coordinator.entries())
-        self.coordinator.write = lambda *entry: self.written.append(as_json(entry))
+        self.written = [each.SerializeToString() for each in self.coordinator.entries()]
+        self.coordinator.write = lambda entry: self.written.append(entry.SerializeToString())
 
     def follow(self, records: list[Record], *whats: What) -> None:
         """These, and no others, are the next records."""
@@ -226,7 +225,7 @@ class Log(RuleBasedStateMachine):
     def another_coordinator_takes_its_place(self) -> None:
         before, self.coordinator = self.coordinator, self.made()
         for entry in self.written:
-            self.coordinator.restore_entry(*entry)
+            self.coordinator.restore_entry(OwnEntry.FromString(entry))
         assert self.coordinator.entries() == before.entries()
         self.forgets()
         self.writes()
@@ -268,10 +267,6 @@ class Log(RuleBasedStateMachine):
 def consumed(lane: int, step: int) -> tuple[tuple[int, int, int], ...]:
     """The samples of a step."""
     return ((lane, step, step + 1), (2, 0, 2))
-
-
-def as_json(whole: Any) -> Any:
-    return json.loads(json.dumps(whole))
 
 
 Log.TestCase.settings = settings(stateful_step_count=50)

@@ -24,7 +24,7 @@ def file_of(*entries: bytes) -> bytes:
 
 
 def read(data: bytes) -> tuple[list[EntryPlace], bool]:
-    reader = EntryReader("server-0.log", io.BytesIO(data).read)
+    reader = EntryReader("server-0.log", io.BytesIO(data).read, Entry)
     return list(reader.entries()), reader.torn
 
 
@@ -64,7 +64,7 @@ def test_a_changed_bit_is_damage(place: int, bit: int) -> None:
     """In the magic, a head, a message or an array: nothing at or behind it is read."""
     changed = bytearray(WHOLE)
     changed[place] ^= 1 << bit
-    reader, ends = EntryReader("server-0.log", io.BytesIO(bytes(changed)).read), [0]
+    reader, ends = EntryReader("server-0.log", io.BytesIO(bytes(changed)).read, Entry), [0]
     with pytest.raises(Damaged, match=r"server-0\.log"):
         ends.extend(each.end for each in reader.entries())
     assert ends[-1] <= place

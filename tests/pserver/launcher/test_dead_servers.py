@@ -13,6 +13,8 @@ import torch
 
 from pserver.checkpoint import checkpoint
 from pserver.checkpoint.manifest import LIST, CompleteCheckpoint, list_bytes
+from pserver.job_log.files import WriteAheadLog
+from pserver.job_log_pb2 import OwnEntry
 from pserver.launcher import supervisor
 from pserver.launcher.cluster import Cluster
 from pserver.launcher.lost_server import main, obstacle, part_of
@@ -79,7 +81,10 @@ def test_server_0_needs_the_log_that_it_has_written(
     main(["", "", "", "0", folder, str(log), "1"])
     log.write_text("[7]\n")
     main(["", "", "", "0", folder, str(log), "1"])
-    log.write_text('["plan","p"]\n["record","torn')
+    written = WriteAheadLog(str(log))
+    written.begin([OwnEntry(plan="p"), OwnEntry(plan="torn")])
+    written.close()
+    log.write_bytes(log.read_bytes()[:-1])
     main(["", "", "", "0", folder, str(log), "1"])
     main(["", "", "127.0.0.1:1", "1", folder, "", "0.1"])
     *without, there, unheard = map(json.loads, capsys.readouterr().out.splitlines())

@@ -12,6 +12,7 @@ import torch
 from pserver.checkpoint import checkpoint
 from pserver.job_log import files
 from pserver.job_log.files import WriteAheadLog
+from pserver.job_log_pb2 import OwnEntry
 from pserver.storage import plain_file
 from pserver.storage.local import LocalPlace
 from pserver.storage.plain_file import NotPlain
@@ -117,8 +118,8 @@ def test_a_coordinators_log_follows_no_link(tmp_path: Path, victim: Path) -> Non
     log = WriteAheadLog(str(tmp_path / "log"))
     with pytest.raises(NotPlain):
         list(files.read(str(tmp_path / "log")))
-    log.begin([["plan", 1]])
-    log.append(["x"])
+    log.begin([OwnEntry(plan="p")])
+    log.append(OwnEntry(plan="x"))
     log.close()
-    assert list(files.read(str(tmp_path / "log"))) == [["plan", 1], ["x"]]
+    assert list(files.read(str(tmp_path / "log"))) == [OwnEntry(plan="p"), OwnEntry(plan="x")]
     assert victim.read_bytes() == PRECIOUS
