@@ -25,9 +25,9 @@ from pserver.job_log.records import (
     Consumed,
     Decided,
     Process,
-    consumed_of,
-    process_of,
-    record_of,
+    read_consumed,
+    read_process,
+    read_record,
     write_process,
 )
 from pserver.job_log_pb2 import OwnEntry
@@ -97,7 +97,7 @@ class Coordination:
     def _restore_entry(self, entry: OwnEntry) -> None:
         kind = entry.WhichOneof("what")
         if kind == "unheard":
-            self._hear(process_of(entry.unheard.process), consumed_of(entry.unheard.consumed))
+            self._hear(read_process(entry.unheard.process), read_consumed(entry.unheard.consumed))
         elif kind in self._parts:
             self._parts[kind].restore_entry(entry)
             self._follow(entry)
@@ -141,7 +141,8 @@ class Coordination:
             file = self._log.write_beside(known)
         except OSError as error:
             with self._lock:
-                self._failed(error)
+                if self._log.is_open:  # otherwise the job is over, and the file may be another's
+                    self._failed(error)
             return
         with self._lock:
             self._written(lambda: self._log.put_in_place(file, len(known)))
@@ -165,7 +166,7 @@ class Coordination:
         """See [Note: between a record and its samples]."""
         kind = entry.WhichOneof("what")
         if kind == "record" and entry.record.record.WhichOneof("what") == "decided":
-            what = record_of(entry.record.record).what
+            what = read_record(entry.record.record).what
             assert isinstance(what, Decided), "it is one"
             for step, ranges in zip(what.steps, what.consumed, strict=False):
                 if ranges:

@@ -69,8 +69,7 @@ from pserver import timeouts
 from pserver import wire_pb2 as wire
 from pserver.errors import Refused
 from pserver.job.averaged_steps import AveragedSteps, Averages
-from pserver.job_log import records
-from pserver.job_log.records import Process
+from pserver.job_log.records import Process, read_process, write_process
 from pserver.job_log_pb2 import KeptText, OwnEntry, PassedBarrier, PutOffSave
 from pserver.membership.decisions import process_of
 from pserver.membership.lifecycle import Lifecycle
@@ -517,7 +516,7 @@ class Meetings:
             check_room("topics", key, self._store)
             self._texts.add(member.trainer, key, text)
             if known is not None:
-                self._texts.remove(*(known[0], key, known[1]))
+                self._texts.remove(known[0], key, known[1])
             known = self._store[key] = (member.trainer, text)
             self._written(_text_entry(key, *known))
         texts = {} if known is None else dict([known])
@@ -595,7 +594,7 @@ class Meetings:
         entry = OwnEntry()
         entry.round.number, entry.round.changes = last.number, last.changes
         for process in sorted(last.processes):
-            records.write_process(entry.round.processes.add(), process)
+            write_process(entry.round.processes.add(), process)
         entry.round.texts.update(last.texts)
         return entry
 
@@ -612,7 +611,7 @@ class Meetings:
                 self._put_off[entry.put_off.key] = entry.put_off.why
             case "round":
                 last = entry.round
-                processes = frozenset(map(records.process_of, last.processes))
+                processes = frozenset(map(read_process, last.processes))
                 self._round = Round(last.number, last.changes, processes, dict(last.texts))
             case _:
                 kept = entry.text

@@ -53,8 +53,8 @@ from pserver.job_log.records import (
     Record,
     Staged,
     What,
-    process_of,
-    record_of,
+    read_process,
+    read_record,
     write_process,
     write_record,
 )
@@ -314,16 +314,16 @@ class Coordinator:
         match entry.WhichOneof("what"):
             case "left":
                 ended, left = entry.left, entry.left.HasField("preempted_after")
-                self.leave(process_of(ended.process), ended.preempted_after if left else None)
+                self.leave(read_process(ended.process), ended.preempted_after if left else None)
             case "record":
                 rows = [list(each.servers) for each in entry.record.rows]
-                self._follow(record_of(entry.record.record), rows)
+                self._follow(read_record(entry.record.record), rows)
             case _:
                 self._restore_state(entry.log)
 
     def _restore_state(self, state: message.LogState) -> None:
         self._time = state.time
-        self._recent.extend(map(record_of, state.recent.records))
+        self._recent.extend(map(read_record, state.recent.records))
         known = [LogSnapshot.read(each) for each in state.servers]
         self.last = known[0].last
         for each in zip(*(snapshot.processes for snapshot in known), strict=True):

@@ -20,11 +20,13 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from pserver.job_log_pb2 import Entry, OwnEntry
 from pserver.storage import plain_file
+from pserver.undone import or_undone
 from transpiler.files.named_errors import naming
 
 # ---- entries ----
@@ -235,7 +237,8 @@ class WriteAheadLog:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         file = plain_file.descriptor(self._beside, flags, 0o600)
         data = (_bytes(number, each) for number, each in enumerate(entries, 1))
-        _write(self._path, file, b"".join((OWN, *data)))
+        with or_undone(partial(os.close, file)):
+            _write(self._path, file, b"".join((OWN, *data)))
         return file
 
     def put_in_place(self, file: int, first: int) -> None:
@@ -251,9 +254,11 @@ class WriteAheadLog:
         if self.is_open:
             os.close(self._file)
             self._put(file, first)
-        else:
-            os.close(file)
-            self._beside.unlink(missing_ok=True)
+            return
+        with suppress(FileNotFoundError):  # it may be that of a later job
+            if os.path.samestat(os.fstat(file), os.stat(self._beside)):
+                self._beside.unlink()
+        os.close(file)
 
     def close(self) -> None:
         """Ends the writing; harmless when called twice."""

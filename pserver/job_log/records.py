@@ -186,7 +186,7 @@ def notices_of(data: bytes) -> list[Notice]:
                 staged, step = each.staged, _step(each.staged.step)
                 found.append(Staged(staged.lane, step, staged.rows, refused=staged.refused))
             case "silence":
-                found.append(Silence(process_of(each.silence.process), each.silence.text))
+                found.append(Silence(read_process(each.silence.process), each.silence.text))
             case "call":
                 found.append(_call(each.call))
             case _:
@@ -233,10 +233,10 @@ def records_of(data: bytes) -> list[Record]:
     Raises:
         ValueError: it is something else.
     """
-    return list(map(record_of, _parsed(message.Records(), data).records))
+    return list(map(read_record, _parsed(message.Records(), data).records))
 
 
-def record_of(found: message.Record) -> Record:
+def read_record(found: message.Record) -> Record:
     """Reads the message of :func:`write_record`.
 
     Raises:
@@ -245,13 +245,13 @@ def record_of(found: message.Record) -> Record:
     what: What
     match found.WhichOneof("what"):
         case "decided":
-            consumed = tuple(consumed_of(one) for one in found.decided.consumed)
+            consumed = tuple(read_consumed(one) for one in found.decided.consumed)
             steps, refused = _steps(found.decided.steps), sorted(found.decided.refused.items())
             what = Decided(found.decided.lane, steps, consumed, tuple(refused))
         case "joined":
-            what = Joined(process_of(found.joined.process), tuple(found.joined.steps))
+            what = Joined(read_process(found.joined.process), tuple(found.joined.steps))
         case "lost":
-            what = Lost(process_of(found.lost.process), found.lost.text)
+            what = Lost(read_process(found.lost.process), found.lost.text)
         case "called":
             what = _call(found.called)
         case _:
@@ -268,7 +268,7 @@ def resumes(data: bytes) -> bool:
     return bool(_parsed(message.Records(), data).resumes)
 
 
-def consumed_of(found: message.ConsumedSamples) -> Consumed:
+def read_consumed(found: message.ConsumedSamples) -> Consumed:
     """Samples, from their message.
 
     Raises:
@@ -286,17 +286,17 @@ def _parsed(empty: Messages, data: bytes) -> Messages:
     return empty
 
 
-def process_of(found: message.Process) -> Process:
+def read_process(found: message.Process) -> Process:
     """A process, from its message."""
     return Process(found.trainer, found.incarnation)
 
 
 def _call(found: message.Call) -> Call:
-    return Call(process_of(found.process), found.kind, found.number)
+    return Call(read_process(found.process), found.kind, found.number)
 
 
 def _step(found: message.ProcessStep) -> ProcessStep:
-    return ProcessStep(process_of(found.process), found.step)
+    return ProcessStep(read_process(found.process), found.step)
 
 
 def _steps(found: Sequence[message.ProcessStep]) -> tuple[ProcessStep, ...]:
@@ -415,7 +415,7 @@ class LogSnapshot:
             standing.last,
             tuple(
                 ProcessSnapshot(
-                    process_of(each.process),
+                    read_process(each.process),
                     tuple(each.begun),
                     tuple(each.decided),
                     tuple(each.rows),

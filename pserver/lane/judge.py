@@ -56,7 +56,7 @@ from transpiler.plan.plan import Lane
 log = logging.getLogger(__name__)
 
 NONFINITE, OUTLIER = "nonfinite", "outlier"  # why a step is refused
-ELSEWHERE = "refused, as another server has found a"
+ELSEWHERE = "refused, as another server has found"
 
 
 class NonFiniteSteps:
@@ -104,7 +104,7 @@ class NonFiniteSteps:
         if not step.refused:
             step.refused = NONFINITE
             self._count(step.trainer, "refused_nonfinite")
-            text = f"step {step.number} of trainer {step.trainer}: {ELSEWHERE} NaN or infinity"
+            text = f"step {step.number} of trainer {step.trainer}: {ELSEWHERE} a NaN or an infinity"
             self._job.events.add("refused", text)
             self._warning.warn(step.trainer, text)
 
@@ -188,5 +188,6 @@ class OutlierPushes:
             step.refused = OUTLIER
             self._count(step.trainer, "refused_outlier")
             self._warning.warn(
-                step.trainer, f"step {step.number} of trainer {step.trainer}: {ELSEWHERE}n outlier"
+                step.trainer,
+                f"step {step.number} of trainer {step.trainer}: {ELSEWHERE} an outlier",
             )

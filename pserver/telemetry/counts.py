@@ -1,7 +1,7 @@
 """The counts of each trainer's steps on one server.
 
 A row of :data:`COUNTS` is a metric with the label "trainer", a number of the trainer's status, and,
-where it has one, a line of ``pserver status`` and a warning of the page.  Who counts calls
+where it has one, a line of ``pserver status`` and a warning of the page.  A step is counted by
 :meth:`TrainerCounts.count`.
 """
 
@@ -84,7 +84,8 @@ class TrainerCounts:
 
     def of(self, trainer: int) -> dict[str, int]:
         """The counts of a trainer that are not 0, by name."""
-        return {name: each for name, each in self.all().get(trainer, {}).items() if each}
+        with self._lock:
+            return {name: each for name, each in self._counts.get(trainer, {}).items() if each}
 
     def all(self) -> dict[int, dict[str, int]]:
         """All counts, by trainer and name."""

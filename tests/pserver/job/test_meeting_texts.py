@@ -1,4 +1,4 @@
-"""What trainers leave at server 0 for one another is bounded by bytes, of each and of all."""
+"""The bound on the bytes of trainers' texts on server 0: those of each trainer, and of all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIMES = 100
 
 
 class Room:
-    """Where two trainers meet, of which one sends what it likes."""
+    """A meeting place of two trainers, of which one sends any number of texts."""
 
     def __init__(self, texts: TextBudget) -> None:
         self.members, self.texts = Membership(2, 0.0), texts
@@ -77,7 +77,7 @@ def test_one_session_can_not_fill_the_server(sends: Callable[[Room, int], None])
 
 
 def test_barriers_one_after_the_other_may_be_any_number() -> None:
-    """What all have passed, and what was put off, is forgotten and takes no room."""
+    """Passed barriers and put-off saves are forgotten, and take no room."""
     room = Room(TextBudget())
     for number in range(40):
         assert not room.meet(0, f"{number}: x", LONG).over
@@ -126,7 +126,7 @@ def test_who_comes_to_a_round_again_has_told_one_text() -> None:
 
 
 def test_texts_and_rows_share_the_memory_of_the_server() -> None:
-    """What is left of ``--max-memory`` to the one is not left to the other."""
+    """Both take from ``--max-memory``."""
     texts = TextBudget(lambda: budget.left)
     budget = MemoryBudget(10_000_000, 3_000_000, {}, lambda: texts.bytes_held)
     room = Room(texts)

@@ -127,7 +127,7 @@ def test_a_log_that_was_written_anew_has_all(
     for step in range(1, 40):
         for trainer in (0, 1):
             world.step(trainer, step)
-    assert threads == {"the log anew"}
+    until(lambda: threads == {"the log anew"})
     decided = world.zero.job.installed().decisions.last
     world.lose(0)
     back(world, path)

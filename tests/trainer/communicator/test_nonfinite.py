@@ -93,7 +93,7 @@ def test_a_refused_step_leaves_every_value_as_it_was(
     assert [counted(status.trainers, "refused_nonfinite") for status in statuses] == [1] * count
     assert [status.version for status in statuses] == [2] * count
     found = "step 2 of trainer 0 has a NaN or an infinity in 'w': refused"
-    heard = "step 2 of trainer 0: refused, as another server has found a NaN or infinity"
+    heard = "step 2 of trainer 0: refused, as another server has found a NaN or an infinity"
     assert said(caplog, "pserver.lane.judge") == [found, heard][:count]
     (line,) = said(caplog, "trainer.senders")
     assert "step of trainer 0, in 'w': the servers refused step 2" in line

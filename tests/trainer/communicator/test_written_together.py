@@ -92,8 +92,8 @@ def pair() -> Iterator[Callable[..., Pair]]:
 
 
 def said_by_trainers(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What trainers logged.  Servers log as well: a stranger may meet a port of theirs, such as a
-    channel of another test's worker that looks for a server that had the port before.
+    """The lines that trainers logged.  Servers log as well: a stranger may meet a port of theirs,
+    such as a channel of another test's worker that looks for a server that had the port before.
     """
     return [each.getMessage() for each in caplog.records if each.name.startswith("trainer.")]
 

@@ -14,7 +14,7 @@ from transpiler.plan.settings import A_SYNC_CONFIGS, Setting, above, count, tabl
 
 
 def test_every_key_is_in_all_of_its_places(request: pytest.FixtureRequest) -> None:
-    """Where one is missing the message has the line."""
+    """The message has the line that is missing."""
     found = list(missing())
     if request.config.getoption("--rewrite"):
         for each in found:
@@ -51,7 +51,7 @@ def test_a_new_key_needs_its_row_alone() -> None:
 
 
 def test_the_defaults_of_a_lane_are_those_of_its_keys() -> None:
-    """Where a manifest leaves the field out, so that plans of before keep their fingerprints."""
+    """Manifests leave such fields out, so that plans of before keep their fingerprints."""
     defaults = {each.name: each.default for each in fields(Lane)}
     for setting in A_SYNC_CONFIGS.values():
         if setting.lane in UNSAID:
