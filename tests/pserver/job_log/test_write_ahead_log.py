@@ -94,6 +94,26 @@ def test_one_that_is_closed_while_it_is_written_anew_stays(tmp_path: Path) -> No
     assert entries(path) == [PLAN] and [*tmp_path.iterdir()] == [path]
 
 
+def test_a_full_disk_leaves_the_present_file_and_no_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is an error of the file that is written anew alone."""
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    log = WriteAheadLog(str(tmp_path / "log"))
+    log.begin([PLAN])
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(files, "_write", full)
+        log.write_beside([PLAN])
+
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    log.append(said("a"))
+    assert entries(tmp_path / "log") == [PLAN, said("a")]
+
+
 @pytest.mark.parametrize("text", [b"hello\n", b"{}\n", files.MAGIC, b"[1]\n"])
 def test_another_file_is_refused(tmp_path: Path, text: bytes) -> None:
     """Not read as a log."""
