@@ -133,19 +133,26 @@ class Coordination:
         if self._log.is_open and self._log.is_long:
             self._log.keep_tail()
             known = list(self._entries())
-            Thread(target=self._write_anew, args=(known,), name="the log anew", daemon=True).start()
+            anew = Thread(target=self._write_anew, args=(known,), name="the log anew", daemon=True)
+            try:
+                anew.start()
+            except RuntimeError as error:  # the system has no thread left
+                self._stays(error)
 
     def _write_anew(self, known: list[OwnEntry]) -> None:
         """Replaces a long file, in a thread of its own: steps are decided meanwhile."""
         try:
             file = self._log.write_beside(known)
-        except OSError as error:
+        except Exception as error:  # of any kind: the present file is whole
             with self._lock:
-                if self._log.is_open:  # otherwise the job is over, and the file may be another's
-                    self._failed(error)
+                self._stays(error)
             return
         with self._lock:
             self._written(lambda: self._log.put_in_place(file, len(known)))
+
+    def _stays(self, error: Exception) -> None:
+        self._log.drop_tail()
+        log.warning("cannot write the log %s anew, so it grows: %s", self._path, error)
 
     def _written(self, write: Callable[[], None]) -> None:
         """Calls ``write``; where that fails the job continues, and this process cannot be

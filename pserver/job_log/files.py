@@ -191,6 +191,7 @@ class WriteAheadLog:
         self._path, self._file = Path(path), -1
         self._first = self._later = 0  # entries: it has begun with, and behind them
         self._tail: list[OwnEntry] | None = None  # appended since it is written anew
+        self._least = 0  # entries behind the first ones that it needs to be long, after a failure
 
     @property
     def is_open(self) -> bool:
@@ -200,7 +201,7 @@ class WriteAheadLog:
     @property
     def is_long(self) -> bool:
         """Whether it should be written anew, with the state that follows from its entries."""
-        return self._tail is None and self._later > max(SHORT, 4 * self._first)
+        return self._tail is None and self._later > max(SHORT, 4 * self._first, self._least)
 
     def begin(self, entries: Iterable[OwnEntry]) -> None:
         """Replaces the file's entries: at each moment it has the old ones or the new ones.
@@ -225,6 +226,12 @@ class WriteAheadLog:
     def keep_tail(self) -> None:
         """From now on what is appended is kept, for :meth:`put_in_place`."""
         self._tail = []
+
+    def drop_tail(self) -> None:
+        """Keeps the present file, as it could not be written anew; it is long again when it has
+        twice as many entries.
+        """
+        self._tail, self._least = None, 2 * self._later
 
     def write_beside(self, entries: Sequence[OwnEntry]) -> int:
         """Writes entries beside the present file; returns the descriptor.
@@ -272,7 +279,7 @@ class WriteAheadLog:
             self._path.unlink()
 
     def _put(self, file: int, first: int) -> None:
-        self._file, self._first, self._later = file, first, 0
+        self._file, self._first, self._later, self._least = file, first, 0, 0
         tail, self._tail = self._tail or [], None
         for entry in tail:
             self._add(entry)

@@ -16,28 +16,27 @@ from functools import partial
 from typing import Any
 
 import transpiler
-from tests.support.every_mode import with_every_mode
 from trainer import fleet
+from transpiler.plan.modes import MODES as EVERY
 
 OUTER = {"type": "nesterov", "lr": 0.7, "momentum": 0.9}
 # a_sync_configs of an eager script, and the fields of a transpiler's configuration
-MODES: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = with_every_mode(
-    {
-        "sync": (None, {}),
-        "async": ({}, {"sync_mode": False}),
-        "half_async": ({"half_async": True}, {"sync_mode": False, "half_async": True}),
-        "staleness": ({"staleness": 2}, {}),
-        "dc_asgd": ({"dc_asgd": 0.04}, {"sync_mode": False, "enable_dc_asgd": True}),
-        "geo": ({"k_steps": 4}, {"geo_sgd_mode": True, "geo_sgd_need_push_nums": 4}),
-        "diloco": ({"k_steps": 4, "outer_optimizer": OUTER}, {}),
-        "by name": ({"modes": {"0.*": "async", "*": "sync"}}, {}),
-        "split at run time": (
-            {"runtime_split_send_recv": True},
-            {"sync_mode": False, "runtime_split_send_recv": True},
-        ),
-    },
-    lambda configs: (configs, {}),
-)
+MODES: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
+    "sync": (None, {}),
+    "async": ({}, {"sync_mode": False}),
+    "half_async": ({"half_async": True}, {"sync_mode": False, "half_async": True}),
+    "staleness": ({"staleness": 2}, {}),
+    "dc_asgd": ({"dc_asgd": 0.04}, {"sync_mode": False, "enable_dc_asgd": True}),
+    "geo": ({"k_steps": 4}, {"geo_sgd_mode": True, "geo_sgd_need_push_nums": 4}),
+    "diloco": ({"k_steps": 4, "outer_optimizer": OUTER}, {}),
+    "by name": ({"modes": {"0.*": "async", "*": "sync"}}, {}),
+    "split at run time": (
+        {"runtime_split_send_recv": True},
+        {"sync_mode": False, "runtime_split_send_recv": True},
+    ),
+}
+# and each other mode; not by tests.support, as this file runs as a script
+MODES |= {name: (dict(mode.example), {}) for name, mode in EVERY.items() if name not in MODES}
 
 
 def main(mode: str, script: str) -> None:

@@ -419,6 +419,7 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("pserver/launcher/supervisor.py", "self._read"): "an onlooker",
     # what fails there is the work itself, and whoever waits for it is told
     ("pserver/job/background_saves.py", "self._write"): "the save has failed",
+    ("pserver/job/coordination.py", "self._write_anew"): "the present file stays",
     ("pserver/lane/recorder.py", "self._write_all"): "the recording ends, and says so",
     ("pserver/launcher/question.py", "self._read"): "the answer is: unknown",
     ("pserver/ray/actor.py", "self._call"): "the trainer has failed",

@@ -135,6 +135,40 @@ def test_a_log_that_was_written_anew_has_all(
     assert world.zero.job.installed().decisions.last >= decided > 70
 
 
+@pytest.mark.parametrize("refused", ["a thread", "a file"])
+def test_a_log_that_can_not_be_written_anew_stays(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    """It grows, and is tried again when it has twice as many entries; the job steps on."""
+    monkeypatch.setattr(files, "SHORT", 2)
+    path, log, tries = world.save(tmp_path, 0), tmp_path / "log", list[int]()
+
+    def refuses(self: object, *arguments: object) -> None:
+        tries.append(len(list(files.read(str(log)))))
+        raise RuntimeError("can't start new thread") if refused == "a thread" else OSError(24, "no")
+
+    right = threading.Thread.start
+
+    def start(self: threading.Thread) -> None:
+        (refuses if self.name == "the log anew" else right)(self)
+
+    if refused == "a thread":
+        monkeypatch.setattr(threading.Thread, "start", start)
+    else:
+        monkeypatch.setattr(WriteAheadLog, "write_beside", refuses)
+    for step in range(1, 30):
+        for trainer in (0, 1):
+            world.step(trainer, step)
+    until(lambda: len(tries) >= 2)
+    assert len(tries) <= 6
+    monkeypatch.undo()
+    decided = world.zero.job.installed().decisions.last
+    world.lose(0)
+    back(world, path)
+
+    assert world.zero.job.installed().decisions.last >= decided > 50
+
+
 def another_log(name: str, path: Path) -> None:
     """Replaces server 0's log."""
     log = WriteAheadLog(str(path))
