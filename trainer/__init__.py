@@ -106,7 +106,7 @@ The script's thread does everything except for these:
 - ``membership``: heartbeats between trainers, one in each job without servers, each mixed one, and
   each whose trainers sum something themselves (``fleet.all_reduce``, metrics).
 - ``trace``: merges the spans of a trace, after its last step.
-- ``ring N`` and ``gradients N``: a ring of trainers in rows (``collective/row_sum.py``).
+- ``ring N``: a ring of trainers in rows (``collective/all_reduce.py``).
 - ``prefetch``: the next batches of a dataset; ``parses N``: pieces of its files (``data/``).
 - autograd's own: hooks of gradients (``DataParallel``, ``sharding.Reducer``, ``overlap``, proxy
   parameters) run in the thread that computes the gradient.

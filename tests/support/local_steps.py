@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support import ranks
 from trainer import fleet
+from trainer.collective.all_reduce import Ring
 from transpiler import DistributedStrategy
 
 STEPS = 20
@@ -76,18 +78,19 @@ def values(model: nn.Module) -> list[torch.Tensor]:
 
 @contextmanager
 def counted(sizes: list[int]) -> Iterator[None]:
-    """Notes the elements of every all-reduce of torch.distributed."""
-    whole = dist.all_reduce
+    """Notes the elements of every all-reduce: those of torch.distributed, and those of rings."""
 
-    def all_reduce(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-        sizes.append(tensor.numel())
-        return whole(tensor, *arguments, **options)
+    def noting(whole: Callable[..., Any], place: int) -> Callable[..., Any]:
+        def noted(*arguments: Any, **options: Any) -> Any:
+            sizes.append(arguments[place].numel())
+            return whole(*arguments, **options)
 
-    dist.all_reduce = all_reduce
-    try:
+        return noted
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "all_reduce", noting(dist.all_reduce, 0))
+        patch.setattr(Ring, "begin", noting(Ring.begin, 1))
         yield
-    finally:
-        dist.all_reduce = whole
 
 
 # ---- one function for each promise ----

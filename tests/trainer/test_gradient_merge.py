@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.support.eager_jobs import Servers, batches
+from tests.support.local_steps import counted
 from tests.support.many_ranks import on_ranks
 from tests.support.seeded import seeded
 from tests.support.table_trainers import Net, Trainer
@@ -271,19 +271,12 @@ def test_trainers_share_the_sums_of_k_steps(rank: int, scratch: Path) -> None:
     plain = net()
     theirs = train(plain, sgd(plain), joined(data, 4))
     sizes: list[int] = []
-    all_reduce = dist.all_reduce
-
-    def counted(tensor: Tensor, *rest: Any, **named: Any) -> Any:
-        sizes.append(tensor.numel())
-        return all_reduce(tensor, *rest, **named)
-
     for fused in (False, True):
         counts: list[int] = []
         fleet.init(is_collective=True, strategy=strategy(2, fused))
         model = fleet.distributed_model(net())
         optimizer = fleet.distributed_optimizer(sgd(model))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(dist, "all_reduce", counted)
+        with counted(sizes):
             for batch in data[rank::2]:
                 sizes.clear()
                 mine = train(model, optimizer, [batch])

@@ -7,16 +7,13 @@ In reading order::
     process_groups   groups of one job, and waits that name a trainer
     world            torch's own default group: init_parallel_env, new_group, errors with names
     spawn            a function in several processes of this machine
-    row_sum          a sum within rows of trainers, then between them
-    comm_ring        sums and broadcasts over one ring of trainers
-    gradient_sums    sums of gradients as a strategy says: groups, rows, float16
+    all_reduce       sums over a group, by rings, in rows, as float16: as a strategy says
     gradient_marks   marks of gradients that are means over all trainers
     buckets          the gradients that are reduced together
     data_parallel    DataParallel: means of gradients while backward runs
     fused_gradients  sums of gradients after a backward: fused_allreduce_gradients
     local_sgd        trainers that step by themselves and average their parameters
-    gradient_means   the mean of gradients, before it is written to the parameters
-    group_sums       sums over one group of trainers, and means of gradients
+    gradient_means   means of gradients over one group, before they are written to the parameters
     dense_allreduce  means of dense gradients in a job with servers that ends if a trainer is lost
     member_groups    process groups of the live trainers, one after the other
     vote             the votes of trainers that meet, and the decision from them

@@ -43,9 +43,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pserver.errors import FingerprintMismatch
 from pserver.telemetry.trace import SPANS, now
+from trainer.collective.all_reduce import all_reduce_over
 from trainer.collective.buckets import FixedReducer, buckets
 from trainer.collective.gradient_marks import GradientMarks
-from trainer.collective.gradient_sums import GradientSums
 from trainer.collective.rendezvous import Peers, never_destroy
 from trainer.collective.world import copy_to_group, current_peers, naming_trainers
 from transpiler.files import bounded_json
@@ -130,7 +130,7 @@ class DataParallel(DistributedDataParallel):
         self.changes = 0  # of the trained parameters
         self._built_in: Any = None  # torch's name of its built-in hook, if one is registered
         with naming_trainers():
-            self.sums = GradientSums(self._exchange, group, peers, device, topic)
+            self.sums = all_reduce_over(group, self._exchange, device, topic)
             super().__init__(
                 layers,
                 process_group=group,
@@ -253,9 +253,7 @@ class DataParallel(DistributedDataParallel):
         if parameters[0].device != self.device:
             self.device = parameters[0].device
             self.sums.close()
-            self.sums = GradientSums(
-                self._exchange, self.process_group, current_peers(), self.device, topic
-            )
+            self.sums = all_reduce_over(self.process_group, self._exchange, self.device, topic)
         names = self._build_debug_param_to_name_mapping(parameters)  # type: ignore[no-untyped-call]
         self._ddp_init_helper(parameters, sparse, names, self.static_graph)
         for hook, state in self._comm_hooks:
@@ -284,7 +282,7 @@ class DataParallel(DistributedDataParallel):
             device, began = gradients.device, now() if SPANS.on else 0.0
             future = Future[torch.Tensor](devices=None if device.type == "cpu" else [device])
             with naming_trainers():
-                arrived = model.sums.begin(gradients, bucket.index())
+                arrived = model.sums.begin_gradients(gradients, bucket.index())
             if model._marks is not None:
                 model._marks.left(model, bucket.index())
 

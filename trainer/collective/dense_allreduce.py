@@ -17,8 +17,7 @@ from torch import Tensor
 from pserver.config import split_endpoint
 from pserver.errors import TimedOut
 from pserver.polling import poll
-from trainer.collective.gradient_means import GradientMeans
-from trainer.collective.group_sums import DENSE, GroupSums
+from trainer.collective.gradient_means import DENSE, GradientMeans, GroupSums
 from trainer.collective.process_groups import ProcessGroups
 from trainer.collective.rendezvous import connect_store, own_address, rendezvous
 from trainer.environment.environment import Connection

@@ -25,8 +25,7 @@ from torch import Tensor
 
 from pserver.errors import PServerError, TrainerLost
 from pserver.running_clock import RUNNING
-from trainer.collective.gradient_means import GradientMeans
-from trainer.collective.group_sums import GroupSums
+from trainer.collective.gradient_means import GradientMeans, GroupSums
 from trainer.collective.member_groups import MemberGroups, TrainerProcess
 from trainer.collective.object_bytes import from_bytes, to_bytes
 from trainer.collective.vote import HELD, NONE, SEALED, Verdict, Vote, verdict_of

@@ -7,10 +7,9 @@ from typing import Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
+from trainer.collective.all_reduce import AllReduce, all_reduce_over
 from trainer.collective.buckets import buckets
-from trainer.collective.gradient_sums import GradientSums
 from trainer.collective.world import current_peers, naming_trainers
 from transpiler.strategy.exchange import GradientExchange
 
@@ -50,15 +49,14 @@ def share_gradients(
     group: dist.ProcessGroup | None,
     factor: float,
     exchange: GradientExchange = FUSED,
-    sums: GradientSums | None = None,
+    sums: AllReduce | None = None,
 ) -> None:
     """Sums gradients over trainers, times a factor; see :func:`fused_allreduce_gradients`.
 
     Args:
         factor: multiplies each gradient before it is summed.
         exchange: which gradients travel together.
-        sums: of all trainers, if gradients travel as a strategy says; None: one all-reduce after
-            the other.
+        sums: over these trainers; None: they are made here.
 
     Raises:
         ValueError: a gradient is sparse.
@@ -87,16 +85,8 @@ def share_gradients(
                 gradients.append(parameter.grad)
         sizes = exchange.size_mb, exchange.last_mb, exchange.most
         order, _ = buckets(gradients, [False] * len(gradients), *sizes) if gradients else ([], [])
-        for place, bucket in enumerate(order):
-            fused = [gradients[number] for number in bucket]
-            flat = _flatten_dense_tensors(fused).mul_(factor)  # type: ignore[no-untyped-call]  # torch's own
-            if sums is None:
-                dist.all_reduce(flat, group=group)
-            else:
-                sums.begin(flat, place)()
-            means = _unflatten_dense_tensors(flat, fused)  # type: ignore[no-untyped-call]  # torch's own
-            for gradient, mean in zip(fused, means, strict=True):
-                gradient.copy_(mean)
+        sums = sums or all_reduce_over(group, exchange, chosen[0].device, "")
+        sums.scale_and_sum(gradients, order, factor)
 
 
 @runtime_checkable

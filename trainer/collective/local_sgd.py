@@ -32,8 +32,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainer.collective.all_reduce import all_reduce_over
 from trainer.collective.buckets import buckets
 from trainer.collective.world import naming_trainers
+from transpiler.strategy.exchange import GradientExchange
 from transpiler.strategy.strategy import DistributedStrategy
 
 # ---- averaging schedule ----
@@ -213,15 +215,10 @@ class LocalSgd:
         """
         parameters = self._parameters()
         order, _ = buckets(parameters, [False] * len(parameters), self._size, self._size)
-        share = 1.0 / dist.get_world_size()
         with naming_trainers():
-            for bucket in order:
-                chosen = [parameters[number] for number in bucket]
-                flat = torch.cat([each.reshape(-1) for each in chosen]).mul_(share)
-                dist.all_reduce(flat)
-                means = torch.split(flat, [each.numel() for each in chosen])
-                for parameter, mean in zip(chosen, means, strict=True):
-                    parameter.copy_(mean.view_as(parameter))
+            if parameters:
+                sums = all_reduce_over(None, GradientExchange(), parameters[0].device, "")
+                sums.scale_and_sum(parameters, order, 1.0 / dist.get_world_size())
             for buffer in self._buffers():
                 dist.broadcast(buffer, 0)
         self.same = True

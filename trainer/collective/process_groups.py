@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from datetime import timedelta
@@ -61,6 +61,16 @@ class ProcessGroups:
         self._groups: dict[tuple[str, str], Any] = {}
         self._begun = 0
         self._closed = False
+
+    def split(
+        self, name: str, parts: Sequence[Collection[int]], device: torch.device
+    ) -> dist.ProcessGroup | None:
+        """The process group of the part that this trainer is in; None if it is in none.
+
+        See :meth:`trainer.collective.all_reduce.Group.split`.
+        """
+        own = next((part for part in parts if self.rank in part), None)
+        return None if own is None else self.group(name, [*own], device)
 
     def group(self, name: str, ranks: Sequence[int], device: torch.device) -> Any:
         """The process group of this name: a ``ProcessGroupGloo`` or, for a CUDA device, a

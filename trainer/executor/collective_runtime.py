@@ -33,7 +33,7 @@ from torch import Tensor
 from pserver.config import split_endpoint
 from pserver.errors import JobFailed, PServerError, TrainerLost
 from pserver.running_clock import RUNNING
-from trainer.collective.comm_ring import PendingTensors, Ring
+from trainer.collective.all_reduce import PendingTensors, Ring
 from trainer.collective.local_sgd import AdaptiveSchedule, Schedule
 from trainer.collective.peer_meeting import PeerMeeting
 from trainer.collective.process_groups import ProcessGroups
@@ -173,7 +173,8 @@ class CollectiveRuntime:
     def _c_comm_init(self, op: Op, ring_id: int, **_: Any) -> tuple[()]:
         world, key = self._world(), (ring_id, self._device.type)
         if key not in self._job.rings:
-            self._job.rings[key] = Ring(world, self._collective.inner, ring_id, self._device)
+            inner = self._collective.inner
+            self._job.rings[key] = Ring(world, inner, ring_id, self._device, programs=True)
         return ()
 
     def _c_broadcast(

@@ -18,12 +18,14 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from pserver.errors import FingerprintMismatch
 from pserver.finite import is_finite
+from trainer.collective.all_reduce import all_reduce_over
 from trainer.collective.fused_gradients import fused_allreduce_gradients
 from trainer.collective.world import current_peers, naming_trainers
 from transpiler.clip import ClipGradByGlobalNorm, ClipGradByNorm, GradClip
 from transpiler.ir.rules import Rule, rule_of
 from transpiler.optim.dgc import LEAST, Compressed, Ramp, compress
 from transpiler.plan.plan import Plan
+from transpiler.strategy.exchange import GradientExchange
 from transpiler.strategy.strategy import DistributedStrategy
 
 # ---- residuals ----
@@ -346,7 +348,7 @@ def _whole(sent: Mapping[Tensor, Compressed], own: Sequence[Tensor]) -> dict[Ten
     parts = [sent[p].values if p in sent else torch.zeros_like(p) for p in own]
     flat = _flatten_dense_tensors(parts)  # type: ignore[no-untyped-call]  # torch's own
     flat = flat.clone() if len(parts) == 1 else flat  # of one tensor it is a view
-    dist.all_reduce(flat)
+    all_reduce_over(None, GradientExchange(), flat.device, "").begin(flat, 0)()
     flat.div_(dist.get_world_size())
     means = _unflatten_dense_tensors(flat, parts)  # type: ignore[no-untyped-call]  # torch's own
     return dict(zip(own, means, strict=True))

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from pserver.errors import FingerprintMismatch
+from trainer.collective.all_reduce import AllReduce, all_reduce_over
 from trainer.collective.data_parallel import (
     DataParallel,
     compare_models,
@@ -30,7 +31,6 @@ from trainer.collective.data_parallel import (
 )
 from trainer.collective.fused_gradients import share_gradients
 from trainer.collective.gradient_marks import GradientMarks
-from trainer.collective.gradient_sums import GradientSums
 from trainer.collective.local_sgd import LocalSgd, schedule_of
 from trainer.collective.world import (
     current_peers,
@@ -293,7 +293,7 @@ class CollectiveJob(Job):
         self._former = set[torch.Tensor]()  # the optimizer's parameters that no model has any more
         self._shares = True  # backward averages gradients; otherwise step() does
         self._marks: GradientMarks | None = None
-        self._own_sums: GradientSums | None = None
+        self._own_sums: AllReduce | None = None
         log.info("training collectively: trainer %d of %d", world.rank, world.size)
 
     @property
@@ -439,19 +439,19 @@ class CollectiveJob(Job):
             return False
         with naming_trainers():
             for number, buffer in enumerate(merge.buffers):
-                sums.begin(buffer.mul_(self._factor), number)()
+                sums.begin_gradients(buffer.mul_(self._factor), number)()
         for parameter, anywhere in zip(trained, have.tolist(), strict=False):
             if anywhere:
                 parameter.grad = merge.room_of(parameter)
         return False
 
-    def _sums(self) -> GradientSums:
+    def _sums(self) -> AllReduce:
         """The sums for gradients that backward does not sum, as the strategy says."""
         if self._wrapped:
             return self._wrapped[0].sums
         if self._own_sums is None:  # no model had a parameter to train
             exchange, device = exchange_of(self.strategy), next(iter(self._names)).device
-            self._own_sums = GradientSums(exchange, _world(), current_peers(), device, "merged")
+            self._own_sums = all_reduce_over(None, exchange, device, "merged")
         return self._own_sums
 
     def _attach(self, model: nn.Module) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from trainer import DataParallel, fleet, init_parallel_env, new_group
+from trainer.collective.all_reduce import as_sent
 from trainer.collective.buckets import buckets
-from trainer.collective.gradient_sums import as_sent
 from trainer.collective.world import leave_parallel_env
 from transpiler.plan.plan import row_or_all
 from transpiler.strategy.exchange import GradientExchange

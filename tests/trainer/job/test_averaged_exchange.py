@@ -19,7 +19,7 @@ from tests.support.exchanges import of_one, recorded_backends
 from tests.support.seeded import seeded
 from tests.support.threads import at_once
 from trainer import DistributedEmbedding, Uniform
-from trainer.collective.group_sums import _buckets
+from trainer.collective.gradient_means import _buckets
 from trainer.environment.environment import Role, RoleMaker
 from trainer.job.job import Job
 from transpiler import DistributedStrategy
