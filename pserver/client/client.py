@@ -69,6 +69,7 @@ from pserver.client.replies import (
     MeetingRound,
     PutOff,
     TableStatus,
+    counted,
     log_place_of,
 )
 from pserver.client.stream import Destination
@@ -1072,6 +1073,11 @@ class Client:
         """The status of each table on the server."""
         reply = self._asked(lambda session: self._control.status())
         return [TableStatus.from_message(table) for table in reply.tables]
+
+    def epoch_status(self) -> dict[int, dict[str, int]]:
+        """By number, the passes whose samples leases deal out: those under way, or the last one."""
+        reply = self._asked(lambda session: self._control.status())
+        return {epoch.number: counted(epoch) for epoch in reply.epochs}
 
     def log_place(self) -> dict[str, Any]:
         """The entry of its recorded log at which the server is; nothing where it records none."""

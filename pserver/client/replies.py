@@ -9,7 +9,16 @@ from typing import Any
 
 from pserver.finite import NonFiniteStep
 from pserver.transport.arrays import OutlierPush, PushNorm
-from pserver.wire_pb2 import Done, Frame, JoinReply, Kind, Part, RecordingStatus, Roll
+from pserver.wire_pb2 import (
+    Done,
+    EpochStatus,
+    Frame,
+    JoinReply,
+    Kind,
+    Part,
+    RecordingStatus,
+    Roll,
+)
 from pserver.wire_pb2 import TableStatus as TableStatusMessage
 from transpiler.files import bounded_json
 
@@ -242,6 +251,12 @@ class TableStatus:
     def from_message(cls, message: TableStatusMessage) -> TableStatus:
         """The same as a plain value."""
         return cls(message.name, message.rows, message.bytes_held, dict(message.counters))
+
+
+def counted(epoch: EpochStatus) -> dict[str, int]:
+    """What has become of an epoch's samples, by the words of ``pserver status``."""
+    words = "samples", "decided", "leased", "skipped", "handed_back", "left_out"
+    return {word: getattr(epoch, word) for word in words}
 
 
 def log_place_of(recording: RecordingStatus) -> dict[str, Any]:

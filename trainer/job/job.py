@@ -1174,6 +1174,31 @@ def table_status() -> dict[str, dict[str, int]]:
     return {name: dict(sorted(counted.items())) for name, counted in sorted(found.items())}
 
 
+def epoch_status() -> dict[int, dict[str, int]]:
+    """What has become of the samples of the epochs that are under way, or of the last one.
+
+    Server 0 counts them where it deals them out in leases; any trainer may ask at any time, without
+    waiting for others.  Samples are batches where the data has no numbers of samples.
+
+    Returns:
+        By the number of the pass: "samples" (0 until a trainer has met the end of the data),
+        "decided" (in steps that count), "leased" (to trainers, and in no decided step yet),
+        "skipped", "handed_back" (of lost trainers; dealt out again) and "left_out".
+        Empty without servers, and where no leases deal out the data.
+
+    Raises:
+        PServerError: server 0 does not answer.
+
+    ::
+
+        for batch in fleet.shard(loader):
+            ...
+        fleet.epoch_status()  # {1: {"samples": 60000, "decided": 60000, "leased": 0, ...}}
+    """
+    job = present()
+    return {} if job.communicator is None else job.communicator.clients[0].epoch_status()
+
+
 def shrink(
     threshold: float | None = None, days: float = 1.0, tables: Collection[str] = ()
 ) -> dict[str, int]:

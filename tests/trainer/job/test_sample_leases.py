@@ -311,6 +311,7 @@ def test_status_shows_the_epochs_that_are_under_way(server: Server) -> None:
         step(x)
         if number == 2:
             (epoch,) = server.job.status(StatusRequest()).epochs
+            told = fleet.epoch_status()
             break
     (over,) = server.job.status(StatusRequest()).epochs
 
@@ -318,6 +319,7 @@ def test_status_shows_the_epochs_that_are_under_way(server: Server) -> None:
     assert (epoch.decided, epoch.leased, epoch.skipped, epoch.handed_back) == (8, 14, 0, 0)
     assert (over.decided, over.leased, over.skipped, over.handed_back) == (8, 0, 14, 14)
     assert over.over
+    assert told[0] | {"leased": 14, "decided": 8} == told[0] and told[0]["samples"] == SAMPLES
 
 
 def test_a_step_behind_the_loop_has_its_last_batches(server: Server) -> None:
