@@ -1,4 +1,5 @@
-"""Draws docs/concepts/modes/*.svg: one timeline for each update mode, of who waits for whom.
+"""Draws docs/concepts/modes/*.svg, one timeline for each update mode, of who waits for whom, and
+docs/modes.svg, three of them in one picture.
 
 ::
 
@@ -13,7 +14,7 @@ measurement.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -194,12 +195,11 @@ def legend(kinds: set[str], lands: bool, y: float) -> str:
     return drawn
 
 
-def picture(mode: Mode) -> str:
-    """A mode's picture as SVG."""
+def drawing(mode: Mode) -> tuple[str, float, set[str], bool]:
+    """A mode's timeline, its lower edge, and what a legend explains: kinds, and landing values."""
     line, tops = Timeline(), ys(mode.rows)
     mode.draw(line)
     below = max(tops.values()) + HEIGHT
-    height = round(below + 62)
     drawn = text(LEFT, 30, mode.says, 13, INK, anchor="start")
     for row, y in tops.items():
         color = PSERVER[2] if row == SERVERS else TRAINER[2]
@@ -214,17 +214,44 @@ def picture(mode: Mode) -> str:
         drawn += block(span.kind, span.words, x, tops[span.row], end - x)
     drawn += "".join(flight(message, tops) for message in messages)
     lands = any(each.lands is not None for each in messages)
-    drawn += legend({span.kind for span in spans}, lands, below + 26)
-    drawn += text(WIDTH - 20, below + 37.5, "time \u2192", 12, GREY, anchor="end")
+    return drawn, below, {span.kind for span in spans}, lands
+
+
+def whole(title: str, drawn: str, height: int) -> str:
+    """A picture as SVG."""
     heads = "".join(head(accent) for accent in (TRAINER[2], PSERVER[2], TRANSPILER[2]))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'font-family="Helvetica, Arial, DejaVu Sans, sans-serif">\n<title>{mode.title}</title>\n'
+        f'font-family="Helvetica, Arial, DejaVu Sans, sans-serif">\n<title>{title}</title>\n'
         f"<defs>{heads}</defs>\n"
         f'<rect width="{WIDTH}" height="{height}" rx="12" fill="{WHITE}"/>\n'
         + drawn.replace("><", ">\n<")
         + "\n</svg>\n"
     )
+
+
+def time_at(y: float) -> str:
+    """The direction of time."""
+    return text(WIDTH - 20, y, "time \u2192", 12, GREY, anchor="end")
+
+
+def picture(mode: Mode) -> str:
+    """A mode's picture as SVG."""
+    drawn, below, kinds, lands = drawing(mode)
+    drawn += legend(kinds, lands, below + 26) + time_at(below + 37.5)
+    return whole(mode.title, drawn, round(below + 62))
+
+
+def at_a_glance(names: Iterable[str]) -> str:
+    """Some modes, one below the other, with one legend, as SVG."""
+    drawn, height, kinds, lands = "", 0.0, set[str](), False
+    for name in names:
+        own, below, found, landing = drawing(MODES[name])
+        drawn += f'<g transform="translate(0 {height:g})">{own}</g>'
+        height, kinds, lands = height + below + 6, kinds | found, lands or landing
+    title = f"{', '.join(names)}: who waits for whom"
+    drawn += legend(kinds, lands, height + 20) + time_at(height + 52)
+    return whole(title, drawn, round(height + 68))
 
 
 def vertical(x: float, begin: float, end: float) -> str:
@@ -241,6 +268,7 @@ def vertical(x: float, begin: float, end: float) -> str:
 
 if __name__ == "__main__":
     files = {FOLDER / f"{name}.svg": picture(mode) for name, mode in MODES.items()}
+    files[FOLDER.parent.parent / "modes.svg"] = at_a_glance(["sync", "async", "geo"])
     if sys.argv[1:] == ["--check"]:
         stale = [
             file.name
