@@ -8,7 +8,7 @@
 # make check-history SEEDS=2000     is every step applied exactly once, whatever becomes of networks and trainers?  So many trials; docs/checks/history.md
 # make fuzz SECONDS=60     wrong inputs for jobs in this process and on all ports of a server: the job's result stays, memory and times have bounds
 # make docs     builds docs/ as a site into build/site; index.html is its first page
-# make reference   writes those pages of docs/ that are made from the sources
+# make reference   writes those pages of docs/ that are made from the sources, and the types of a strategy's fields
 # make pictures ONLY=modes     the pictures of docs/; without ONLY all of them, of which some are measured, for minutes
 # make lint types check-protos     the other checks of CI (.ci/run runs them all)
 # make protos   generates the protobuf code anew

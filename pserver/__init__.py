@@ -125,7 +125,7 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     telemetry/       metrics, traces, log lines, memory of a process
     security/        rights of callers: roles, secrets, certificates
     config limits errors finite onlookers side_business undone half_open running_clock polling
-    timeouts own_packages, and the generated messages
+    timeouts own_packages extras, and the generated messages
 
 ``client`` imports no room of the server (service, job, lane, dense), and these do not import
 ``client``.

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import nn
@@ -39,6 +39,7 @@ from trainer.environment.environment import (
     RoleMaker,
     UserDefinedRoleMaker,
 )
+from trainer.hybrid.pipeline import Loss, Pipeline
 from trainer.job.automatic_saves import AutomaticSaves
 from trainer.job.checkpoint_settings import CheckpointSettings
 from trainer.job.collective import CollectiveJob
@@ -82,6 +83,7 @@ from trainer.modules.prepare import check_optimizer, plain_again, prepared
 from trainer.optimizer import DistributedOptimizer
 from trainer.samplers.sample_leases import SampleLeases
 from trainer.samplers.saved_batches import SavedBatches
+from trainer.samplers.shard import SizedBatches
 from trainer.samplers.shard import shard as _shard
 from transpiler.clip import GradClip
 from transpiler.names.names import missing as _missing
@@ -139,6 +141,9 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+
+Model = TypeVar("Model", bound=nn.Module)
+Batch = TypeVar("Batch")
 
 
 # ---- beginning and end ----
@@ -266,6 +271,16 @@ def _note_reader(strategy: DistributedStrategy | None, job: Job) -> None:
             job.undo.callback(each.note_reader, "")
 
 
+@overload
+def distributed_model(
+    model: nn.Module,
+    *,
+    loss_fn: Loss,
+    stages: Sequence[str] = (),
+    tensor_plan: Mapping[str, Any] | None = None,
+) -> Pipeline: ...
+@overload
+def distributed_model(model: Model, *, tensor_plan: Mapping[str, Any] | None = None) -> Model: ...
 def distributed_model(model: nn.Module, **hybrid: Any) -> nn.Module:
     """Registers a model, whose parameters and buffers are trainer 0's once the optimizer is
     distributed.
@@ -430,6 +445,14 @@ def finish() -> None:
 # ---- data ----
 
 
+@overload
+def shard(
+    loader: SizedBatches[Batch], seed: int | None = None, progress: bool = False
+) -> SizedBatches[Batch]: ...
+@overload
+def shard(
+    loader: Iterable[Batch], seed: int | None = None, progress: bool = False
+) -> Iterable[Batch]: ...
 def shard(loader: Iterable[Any], seed: int | None = None, progress: bool = False) -> Iterable[Any]:
     """This trainer's part of the data: the same split in every process, in another order at each
     iteration where the loader shuffles.  Every trainer calls this equally often.
@@ -451,7 +474,8 @@ def shard(loader: Iterable[Any], seed: int | None = None, progress: bool = False
 
     Returns:
         An iterable of batches; no sample is in two parts.  All trainers have equally many, unless
-        leases deal them out on demand: see docs/data.md.  Each iteration is a pass of its own.
+        leases deal them out on demand: see docs/data.md.  Each iteration is a pass of its own.  It
+        has a length where the loader has one.
 
     Raises:
         ValueError: a sampler gives one rank's part only.  When it is iterated over: there are
@@ -538,6 +562,11 @@ def run_server() -> None:
     role = present().role
     connection = Connection.from_environment()
     serve_job(connection.server_config(role.current_endpoint))
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)
 
 
 if not TYPE_CHECKING:

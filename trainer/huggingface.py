@@ -12,13 +12,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.utils.data import DataLoader
-from transformers import TrainingArguments
-from transformers.trainer_utils import SaveStrategy
 
+from pserver.extras import extra
 from trainer import fleet
 from trainer.checkpoint.resume import jointly
 from trainer.job.collective import CollectiveJob
@@ -28,6 +26,11 @@ from trainer.optimizer import DistributedOptimizer
 from trainer.samplers.passes import Passes
 from trainer.samplers.shard import Shard, shard
 from transpiler.clip import ClipGradByGlobalNorm, GradClip
+
+with extra("transformers", "trainer.huggingface needs transformers"):
+    import transformers
+    from transformers import TrainingArguments
+    from transformers.trainer_utils import SaveStrategy
 
 
 class PServerTrainer(transformers.Trainer):

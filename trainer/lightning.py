@@ -13,16 +13,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from lightning.fabric.plugins import CheckpointIO
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
-from lightning.pytorch.plugins import Precision
-from lightning.pytorch.strategies import Strategy
-from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning_utilities.core.rank_zero import rank_zero_only
 from torch import Tensor
-from torchmetrics import Metric
 
+from pserver.extras import extra
 from trainer import fleet
 from trainer.job.collective import CollectiveJob
 from trainer.job.exchange import Exchange
@@ -31,6 +24,16 @@ from trainer.optimizer import DistributedOptimizer
 from trainer.samplers.passes import Passes
 from trainer.samplers.shard import shard
 from transpiler.clip import ClipGradByGlobalNorm, ClipGradByValue, GradClip
+
+with extra("lightning", "trainer.lightning needs Lightning"):
+    from lightning.fabric.plugins import CheckpointIO
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
+    from lightning.pytorch.plugins import Precision
+    from lightning.pytorch.strategies import Strategy
+    from lightning.pytorch.utilities.model_helpers import is_overridden
+    from lightning_utilities.core.rank_zero import rank_zero_only
+    from torchmetrics import Metric
 
 KEY = "pserver"  # in Lightning's checkpoint: the job's passes and steps
 BESIDE = ".pserver"  # after the name of Lightning's file: the folder of fleet.save, with tables

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transpiler.plan.placement import Dispatcher, RoundRobin
 from transpiler.plan.plan import COMPRESSIONS
@@ -190,16 +190,19 @@ class DistributeTranspilerConfig:
         for name, value in fields.items():
             setattr(self, name, value)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def _set(self, name: str, value: Any) -> None:
         if name not in FIELDS:
             refuse_name(type(self).__name__, name, FIELDS)
         super().__setattr__(name, FIELDS[name].kind.check(name, value))
 
-    def __getattr__(self, name: str) -> Any:
+    def _get(self, name: str) -> Any:
         """The default of a field that was not assigned."""
         if name not in FIELDS:
             refuse_name(type(self).__name__, name, FIELDS)
         return FIELDS[name].default
+
+    if not TYPE_CHECKING:  # which takes the fields from the annotations
+        __setattr__, __getattr__ = _set, _get
 
     def __repr__(self) -> str:
         assigned = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())

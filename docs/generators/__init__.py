@@ -1,4 +1,5 @@
-"""The pages of docs/ that are made from the sources, so that nothing is written twice.
+"""The pages of docs/ that are made from the sources, so that nothing is written twice; and one
+source, the fields of a strategy for type checkers.
 
 ``make reference`` writes them all, and a test says which are not current.  A generator is a module
 whose ``pages()`` gives the text of each of its pages, by the path below docs/.
@@ -18,6 +19,7 @@ from docs.generators import (
     metrics,
     notes,
     ports,
+    strategy_fields,
     strategy_keys,
     wire,
 )
@@ -25,7 +27,7 @@ from docs.generators import (
 DOCS = Path(__file__).parent.parent
 GENERATORS = (
     *(api, benchmarks, command_line, environment, errors, index_of_names, metrics, notes),
-    *(ports, strategy_keys, wire),
+    *(ports, strategy_fields, strategy_keys, wire),
 )
 
 

@@ -2,6 +2,7 @@
 
 In reading order::
 
+    script              the script of a job, and modules beside it that hide our packages
     cluster             the processes that a launch starts, and their settings
     supervisor          waits for the processes of an attempt, ends them, decides what starts again
     launch              one attempt at the job after another; ``pserver launch``

@@ -26,6 +26,7 @@ from pserver.config import (
     refuse_url,
     split_endpoint,
 )
+from pserver.launcher.script import check_script
 from pserver.security import tokens
 from pserver.security.tokens import Role, Secret
 
@@ -165,8 +166,7 @@ class Cluster:
         return not self.servers
 
     def __post_init__(self) -> None:
-        if not Path(self.script).is_file():
-            raise ValueError(f"expected a script to run, and there is no file {self.script!r}")
+        check_script(self.script)
         refuse_url("--log-dir", self.log_dir)
         for name, path in (("--data-dir", self.data_dir), ("--record-log", self.record_log)):
             if path is not None:

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from pserver.config import MOST_JOB_NAME, check_seconds, refuse_url
 from pserver.errors import JobFailed, Lost
+from pserver.extras import extra
 from pserver.launcher.launch import SERVE
 from pserver.launcher.processes import ChildProcess, Group, Terminal
 from pserver.launcher.started_processes import READY
@@ -94,22 +95,14 @@ def ray_library() -> Any:
     """The package ``ray``.
 
     Raises:
-        ModuleNotFoundError: it is not installed; the message says how to install it.
+        ImportError: it cannot be imported; the message says how to install it.
     """
-    try:
+    with extra("ray", "pserver.ray.run needs Ray"):
         import ray
         import ray.cloudpickle
         import ray.exceptions
         import ray.util.placement_group
         import ray.util.scheduling_strategies
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "ray":
-            raise
-        raise ModuleNotFoundError(
-            "pserver.ray.run needs Ray, which is not installed: pip install '.[ray]' "
-            "in a checkout of pserver",
-            name="ray",
-        ) from None
     return ray
 
 

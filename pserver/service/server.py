@@ -43,7 +43,7 @@ from pserver.security.access import Access
 from pserver.service.handler import DrainingStreams, handle
 from pserver.service.server_metrics import ServerMetrics
 from pserver.service.streams import WorkingStreams
-from pserver.telemetry.logs import JSON_LINES
+from pserver.telemetry.logs import JSON_LINES, announce
 from pserver.telemetry.memory import keep_memory
 from pserver.telemetry.metrics import Exposition
 from pserver.transport import shm, tcp
@@ -471,7 +471,7 @@ def _serve(config: ServerConfig, program: Program | None) -> _Served:
         torch.set_num_threads(config.threads)
     asked = _StopSignal()
     with _signals(asked), Server(config, program) as server:
-        print(f"pserver ready at {server}", flush=True)
+        announce(__name__, f"pserver ready at {server}", endpoint=server.endpoint)
         while not (
             asked.event.wait(TICK_SECONDS) or server.draining or (config.once and server.is_over)
         ):

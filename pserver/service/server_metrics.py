@@ -17,9 +17,17 @@ from pserver import wire_pb2 as wire
 from pserver.job.background_saves import BackgroundSaves
 from pserver.job.job import Job
 from pserver.job.program import InstalledProgram
+from pserver.lane.lane import LaneExecutor
 from pserver.membership.lifecycle import JobState
 from pserver.security.keys import Keys
-from pserver.telemetry.metrics import Labelled, build_info, current, job_labels, public_name
+from pserver.telemetry.metrics import (
+    JobSteps,
+    Labelled,
+    build_info,
+    current,
+    job_labels,
+    public_name,
+)
 
 PHASES = (*(state.value for state in JobState), "draining")  # of jobs
 STATES = ("joined", "finished", "left", "preempted", "lost")  # of trainers
@@ -54,11 +62,12 @@ class ServerMetrics(Collector):
 
     def _measured(self) -> Iterator[Collector]:
         installed = self._job.program
-        if installed is not None:
-            yield installed.steps
+        yield JobSteps() if installed is None else installed.steps
 
     def collect(self) -> Iterator[Metric]:
-        """See :class:`Collector`."""
+        """See :class:`Collector`.  All metrics, also of a server without a job: their names and
+        types, of which some have no sample then.
+        """
         job, status = self._job, self._job.status(wire.StatusRequest())
         yield build_info(torch.__version__)
         yield current(
@@ -82,18 +91,16 @@ class ServerMetrics(Collector):
             "Parameters, optimizer states and rows.",
             {(): float(status.bytes_held)},
         )
-        if self._keys is not None:
-            yield current(
-                "pserver_certificate_expiry_timestamp_seconds",
-                "With keys: when this server's certificate expires.",
-                {(): self._keys.bearer.until.timestamp()},
-            )
+        keys = self._keys
+        yield current(
+            "pserver_certificate_expiry_timestamp_seconds",
+            "With keys: when this server's certificate expires.",
+            {} if keys is None else {(): keys.bearer.until.timestamp()},
+        )
         yield from _of_saves(job.saves)
         yield from _of_losses(status, job.program)
-        if (installed := job.program) is not None:
-            yield from _of_lanes(installed)
-        if status.tables:
-            yield from _of_tables(status.tables)
+        yield from _of_lanes(() if job.program is None else job.program.lanes)
+        yield from _of_tables(status.tables)
 
 
 def _of_trainers(trainers: Sequence[wire.TrainerStatus]) -> Iterator[Metric]:
@@ -164,8 +171,7 @@ def _of_losses(status: wire.StatusReply, installed: InstalledProgram | None) -> 
     )
 
 
-def _of_lanes(installed: InstalledProgram) -> Iterator[Metric]:
-    lanes = installed.lanes
+def _of_lanes(lanes: Sequence[LaneExecutor]) -> Iterator[Metric]:
     yield current(
         "pserver_updates_total",
         "Updates applied; a sync step of all trainers is one.",

@@ -15,7 +15,7 @@ import secrets
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, MutableMapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ import fsspec
 import safetensors.torch
 import torch
 
+from pserver.extras import extra
 from pserver.storage.local import BLOCK_BYTES, NewFile, Upload, digest_of
 from transpiler.files.files import shown, write_pieces
 from transpiler.files.named_errors import naming
@@ -166,8 +167,10 @@ class RemotePlace:
     def __init__(self, url: str) -> None:
         scheme, _, rest = url.partition("://")
         self.path = f"{scheme}://{rest.rstrip('/')}"
+        driver = extra("s3", "it needs s3fs") if scheme == "s3" else nullcontext()
         try:
-            self._store, self._root = fsspec.core.url_to_fs(self.path, **options_of(self.path))
+            with driver:
+                self._store, self._root = fsspec.core.url_to_fs(self.path, **options_of(self.path))
         except ImportError as error:
             raise ImportError(f"{self}: {error}") from error
         except ValueError as error:

@@ -46,6 +46,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from pserver.extras import extra
 from pserver.storage import plain_file
 from pserver.table.ids import owners, unique
 from pserver.table.index import KEYS, REST, order_of
@@ -305,13 +306,8 @@ def _locked(path: Path) -> IO[bytes] | None:
 
 
 def _check_installed() -> None:
-    try:
+    with extra("disk", "rows on disk (memory_bytes) need rocksdict"):
         import rocksdict  # noqa: F401  # an optional package
-    except ImportError as error:
-        raise ImportError(
-            "rows on disk (memory_bytes) need rocksdict: pip install '.[disk]' in a "
-            "checkout of pserver"
-        ) from error
 
 
 def _opened(path: Path) -> Any:

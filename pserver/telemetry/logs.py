@@ -18,11 +18,12 @@ from typing import TextIO
 
 
 Labels = Callable[[], Mapping[str, str]]
+FACTS = "facts"  # an attribute of a record
 
 
 class JsonLines(logging.Formatter):
     """An object a line: "time" (ISO 8601, UTC), "level", "logger", "message", the labels of the
-    process, and "exception", a traceback, where there is one.
+    process, the facts of :func:`announce`, and "exception", a traceback, where there is one.
 
     Attributes:
         labels: called for each line.
@@ -40,6 +41,7 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
             **self.labels(),
+            **getattr(record, FACTS, {}),
         }
         if record.exc_info:
             said["exception"] = self.formatException(record.exc_info)
@@ -66,6 +68,20 @@ def write_json(level: int = logging.NOTSET, out: TextIO | None = None) -> None:
     root.addHandler(handler)
     if level:
         root.setLevel(level)
+
+
+def announce(logger: str, text: str, **facts: str) -> None:
+    """Prints a line for other programs on standard output: as JSON where log lines are.
+
+    Args:
+        logger: its name.
+        text: the line.
+        facts: members of the object besides.
+    """
+    if any(each.formatter is JSON_LINES for each in logging.getLogger().handlers):
+        said = {"name": logger, "levelno": logging.INFO, "levelname": "INFO", "msg": text}
+        text = JSON_LINES.format(logging.makeLogRecord({**said, FACTS: facts}))
+    print(text, flush=True)
 
 
 # ---- repeated lines ----

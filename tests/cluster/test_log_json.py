@@ -45,4 +45,6 @@ def test_servers_and_trainers_write_the_same_labels(processes: Processes, tmp_pa
     assert said["message"] == "one step" and said["level"] == "WARNING"
     assert (said["process"], installed["process"]) == ("trainer 0", "server 0")
     assert said["job"] == installed["job"] == "clicks" and said["run"] == installed["run"] != ""
-    assert "pserver ready at" in logs[0].read_text()
+    ready = next(line for line in server if line["message"].startswith("pserver ready at"))
+    assert ready["message"].startswith(f"pserver ready at {ready['endpoint']} (")
+    assert ready["job"] == "clicks" and "\npserver ready" not in logs[0].read_text()

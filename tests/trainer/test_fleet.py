@@ -44,6 +44,11 @@ def test_alone_the_same_script_trains_single_node_with_one_log_line(
     assert fleet.transport() == "local"
 
 
+def test_dir_is_the_public_names() -> None:
+    """So a notebook completes them, and no import of the module's own."""
+    assert dir(fleet) == sorted(fleet.__all__)
+
+
 def test_a_step_after_finish_raises(servers: Servers) -> None:
     """It does not wait for an answer that nobody will send."""
     model = net()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -79,6 +81,39 @@ def test_a_change_that_nothing_reads_is_said(caplog: pytest.LogCaptureFixture) -
     fleet.finish()
     strategy.gradient_merge = False
     assert "assigned after" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("assigned", "lines"),
+    [
+        ({}, 1),
+        ({"a_sync_configs": {"nonfinite": "stop"}}, 1),  # sync mode reads it, too
+        ({"a_sync": True}, 0),
+        ({"a_sync": False}, 0),
+        ({"a_sync_configs": {"send_queue_size": 4}}, 0),
+        ({"a_sync_configs": {"k_steps": 2}}, 0),
+        ({"a_sync_configs": {"modes": {"*": "async"}}}, 0),
+        (None, 0),
+    ],
+)
+def test_a_job_that_is_async_by_default_says_so_once(
+    assigned: dict[str, Any] | None,
+    lines: int,
+    servers: Servers,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """On trainer 0, where nothing that the script has assigned says that it knows."""
+    strategy = None if assigned is None else DistributedStrategy()
+    for name, value in (assigned or {}).items():
+        setattr(strategy, name, value)
+    role = fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=servers(1).split(","))
+    fleet.init(role, strategy=strategy)
+    models = [fleet.distributed_model(nn.Linear(2, 1)) for _ in range(2)]
+    for model in models:
+        fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    fleet.finish()
+
+    assert caplog.text.count("strategy.a_sync is True unless assigned") == lines
 
 
 def elastic(on: bool) -> DistributedStrategy:

@@ -143,8 +143,8 @@ def schedule_of(strategy: DistributedStrategy) -> Schedule | None:
         given = strategy.localsgd_configs
         return Schedule(given["k_steps"], given["begin_step"])
     if strategy.adaptive_localsgd:
-        given = strategy.adaptive_localsgd_configs
-        return AdaptiveSchedule(given["init_k_steps"], given["begin_step"])
+        adaptive = strategy.adaptive_localsgd_configs
+        return AdaptiveSchedule(adaptive["init_k_steps"], adaptive["begin_step"])
     return None
 
 

@@ -18,7 +18,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import chain, compress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -211,7 +211,7 @@ def options_of(strategy: DistributedStrategy | None) -> SendOptions:
     """The options that a strategy asks for; without a strategy the defaults."""
     if strategy is None:
         return SendOptions()
-    configs = strategy.a_sync_configs
+    configs: Mapping[str, Any] = strategy.a_sync_configs
     return SendOptions(**{field.name: configs[field.name] for field in fields(SendOptions)})
 
 

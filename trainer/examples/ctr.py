@@ -27,6 +27,7 @@ from trainer.examples.clicks import NUMBERS, SLOTS, Generated, squashed
 from trainer.metrics import AUC
 from trainer.metrics.metrics import area
 from trainer.row_optimizers import Adagrad, Ftrl
+from transpiler.strategy.fields import ASyncConfigs
 
 FILES, TEST_FILES = 4, 12  # of generated clicks: each trainer's, and of all together
 Dataset = fleet.InMemoryDataset | fleet.QueueDataset
@@ -218,7 +219,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     add("--dense-rate", type=float, default=1e-3, help="of the network's Adam; default: 0.001")
 
 
-MODES: dict[str, dict[str, object] | None] = {  # a_sync_configs; None: sync
+MODES: dict[str, ASyncConfigs | None] = {  # a_sync_configs; None: sync
     "sync": None,
     "async": {},
     "half_async": {"half_async": True, "max_merge_var_num": 4},

@@ -81,7 +81,7 @@ from transpiler.plan.planner import OptimizerRequest
 from transpiler.plan.settings import number as number_setting
 from transpiler.plan.settings import optional, refuse_type
 from transpiler.strategy.execution import dump_of, execution_of
-from transpiler.strategy.from_strategy import lanes_of, modes_of
+from transpiler.strategy.from_strategy import is_async_unasked, lanes_of, modes_of
 from transpiler.strategy.strategy import DistributedStrategy
 from transpiler.strategy.update_rules import replaced
 
@@ -277,7 +277,7 @@ def check_further(
             "the other's step; leave overlap off"
         )
     for key in ALIKE:
-        one, other = ((s or _SYNC).a_sync_configs[key] for s in (first, strategy))
+        one, other = ((s or _SYNC).value(f"a_sync_configs.{key}") for s in (first, strategy))
         if one != other:
             raise ValueError(
                 f"a_sync_configs[{key!r}]: expected the same for every optimizer of a job, got "
@@ -843,6 +843,12 @@ class Job:
         for lane in plan.lanes:
             note = "" if strategy is not None else " (no strategy given)"
             log.info("training %s: %s%s", lane.mode, describe(lane, plan.trainers), note)
+        first = self._communicator is None and self.role.trainer_id == 0
+        if first and strategy is not None and is_async_unasked(strategy):
+            log.warning(
+                "training async, as strategy.a_sync is True unless assigned: assign False for sync "
+                "mode, or True"
+            )
         if self._communicator is not None:
             self.announce()
             self._communicator.barrier("another plan")

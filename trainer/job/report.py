@@ -27,6 +27,7 @@ from torch import nn
 from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
+from pserver.extras import extra
 from pserver.onlookers import onlooker
 from pserver.telemetry.trace import SPANS, now
 from trainer.collective.peer_meeting import PeerMeeting
@@ -237,15 +238,10 @@ class EventFiles:
     """
 
     def __init__(self, folder: str, trainer_id: int, step: Callable[[], int]) -> None:
-        try:
+        with extra("tensorboard", f"PSERVER_TENSORBOARD={folder} needs TensorBoard"):
             with warnings.catch_warnings():  # of the packages that it imports
                 warnings.simplefilter("ignore")
                 from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ImportError(
-                f"PSERVER_TENSORBOARD={folder}: expected TensorBoard to be installed, and it is "
-                f"not ({error}): pip install '.[tensorboard]' in a checkout of pserver"
-            ) from error
         path = str(Path(folder) / f"trainer-{trainer_id}")
         self._writer = SummaryWriter(path, flush_secs=FLUSH_SECONDS)
         self._step = step

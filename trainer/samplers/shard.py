@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard, TypeVar
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
@@ -39,6 +39,17 @@ from trainer.samplers.sample_order import (
 )
 
 _END = object()
+Batch = TypeVar("Batch", covariant=True)
+
+
+class SizedBatches(Protocol[Batch]):
+    """Batches whose number is known, such as a DataLoader's."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches of a pass."""
+
+    def __len__(self) -> int:
+        """Their number."""
 
 
 class Shard:

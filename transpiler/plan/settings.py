@@ -7,6 +7,7 @@ The tables of settings are settings.py (jobs with servers), the tables of transp
 from __future__ import annotations
 
 import difflib
+import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -52,11 +53,22 @@ class ValueKind:
         range: the allowed values of this type in words; "" where all of them are.
         check: returns the value to keep; raises TypeError for another type, ValueError for a value
             out of range.
+        assigned: the annotation of a value that is assigned, for type checkers: the type where it
+            is "".
+        read: the annotation of a value that is read: that of an assigned one where it is "".
     """
 
     type: str
     range: str
     check: Checker
+    assigned: str = ""
+    read: str = ""
+
+    @property
+    def annotations(self) -> tuple[str, str]:
+        """The annotations of a value that is assigned, and of one that is read."""
+        assigned = self.assigned or self.type
+        return assigned, self.read or assigned
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +256,12 @@ def text(*choices: str) -> ValueKind:
             refuse_range(name, "a text without surrogates", value)
         return value if not choices or value in choices else refuse_range(name, words, value)
 
-    return ValueKind("str", span, check)
+    return ValueKind("str", span, check, one_of(*choices) if choices else "")
+
+
+def one_of(*choices: str) -> str:
+    """The annotation of a text that is one of the choices."""
+    return f"Literal[{', '.join(json.dumps(choice) for choice in choices)}]"
 
 
 def list_of(item: ValueKind, least: int = 0) -> ValueKind:
@@ -259,7 +276,9 @@ def list_of(item: ValueKind, least: int = 0) -> ValueKind:
             refuse_range(name, f"a list of {least} or more", value)
         return tuple(item.check(f"{name}[{index}]", entry) for index, entry in enumerate(value))
 
-    return ValueKind(f"list of {item.type}", item.range, check)
+    assigned, read = item.annotations
+    given = f"list[{assigned}] | tuple[{assigned}, ...]" + (" | None" if least == 0 else "")
+    return ValueKind(f"list of {item.type}", item.range, check, given, f"list[{read}]")
 
 
 def optional(kind: ValueKind) -> ValueKind:
@@ -268,6 +287,7 @@ def optional(kind: ValueKind) -> ValueKind:
         f"{kind.type} or None",
         kind.range,
         lambda name, value: None if value is None else kind.check(name, value),
+        *(f"{each} | None" for each in kind.annotations),
     )
 
 
@@ -282,11 +302,19 @@ def permutation(*parts: str) -> ValueKind:
             refuse_range(name, span, value)
         return tuple(value)
 
-    return ValueKind("list of str", span, check)
+    item = one_of(*parts)
+    given = f"list[{item}] | tuple[{item}, ...]"
+    return ValueKind("list of str", span, check, given, f"list[{item}]")
 
 
-def dict_of(settings: Table, words: str) -> ValueKind:
-    """A dict whose keys are settings; keys that it lacks have their defaults."""
+def dict_of(settings: Table, words: str, kind: str) -> ValueKind:
+    """A dict whose keys are settings; keys that it lacks have their defaults.
+
+    Args:
+        settings: its keys.
+        words: the dict in words, for messages.
+        kind: the name of its type, for type checkers.
+    """
 
     def check(name: str, value: Any) -> dict[str, Any]:
         if not isinstance(value, Mapping):
@@ -294,7 +322,7 @@ def dict_of(settings: Table, words: str) -> ValueKind:
         defaults = {key: setting.default for key, setting in settings.items()}
         return {**defaults, **check_keys(name, settings, {}, value)}
 
-    return ValueKind("dict", f"keys {', '.join(settings)}", check)
+    return ValueKind("dict", f"keys {', '.join(settings)}", check, kind)
 
 
 def dict_from_patterns(item: ValueKind, words: str) -> ValueKind:
@@ -309,7 +337,8 @@ def dict_from_patterns(item: ValueKind, words: str) -> ValueKind:
             for key, entry in value.items()
         }
 
-    return ValueKind(f"dict from patterns to {item.type}", item.range, check)
+    assigned = f"Mapping[str, {item.annotations[0]}]"
+    return ValueKind(f"dict from patterns to {item.type}", item.range, check, assigned)
 
 
 # ---- lane settings ----
@@ -466,7 +495,9 @@ A_SYNC_CONFIGS = table(
     Setting(
         "outer_optimizer",
         None,
-        optional(dict_of(OUTER_OPTIMIZER, "a dict with type, lr and momentum, or None")),
+        optional(
+            dict_of(OUTER_OPTIMIZER, "a dict with type, lr and momentum, or None", "OuterOptimizer")
+        ),
         "With ``k_steps`` it chooses diloco mode: the servers' update rule for the mean change.",
         _names([DILOCO]),
         lane="outer",

@@ -2,6 +2,7 @@
 
 Reading order::
 
+    fields             its fields for type checkers; generated
     strategy           the object that keeps assigned values; its file, protobuf text
     compute_settings   rows about the computation of a step
     parallel_settings  rows about trainers without servers

@@ -20,6 +20,7 @@ from transpiler.plan.settings import (
     flag,
     list_of,
     number,
+    one_of,
     refuse_range,
     refuse_type,
     table,
@@ -36,7 +37,7 @@ def _average() -> ValueKind:
         is_flag = isinstance(value, bool | np.bool_)
         return bool(value) if is_flag else refuse_type(name, words, value)
 
-    return ValueKind("bool or str", words, check)
+    return ValueKind("bool or str", words, check, f"bool | {one_of('avg', 'sum')}", "bool")
 
 
 _EVERY_MODE = tuple(mode.name for mode in EVERY_MODE)

@@ -39,7 +39,7 @@ def execution_of(strategy: DistributedStrategy | None) -> Execution:
     if strategy is None:
         return Execution()
     runs, builds = strategy.execution_strategy, strategy.build_strategy
-    fuses = any(builds[key] for key in FUSIONS)
+    fuses = any(strategy.value(f"build_strategy.{key}") for key in FUSIONS)
     return Execution(
         threads=runs["num_threads"],
         benchmarks=strategy.cudnn_exhaustive_search,

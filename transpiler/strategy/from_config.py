@@ -7,14 +7,15 @@ of modes must agree with the strategy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from transpiler.distribute_config import LANE_FIELDS, NOT_SYNC, DistributeTranspilerConfig
 from transpiler.plan.plan import Lane
 from transpiler.plan.planner import LanePlan
 from transpiler.plan.settings import A_SYNC_CONFIGS
+from transpiler.strategy.fields import ASyncConfigs
 from transpiler.strategy.from_strategy import ineffective, lanes_of
 from transpiler.strategy.refusals import check
 from transpiler.strategy.strategy import DistributedStrategy
@@ -115,7 +116,7 @@ def _strategy_of(config: DistributeTranspilerConfig, said: bool | None) -> Distr
     strategy.a_sync = not config.completely_not_async and (
         said is False or any(getattr(config, name) for name in NOT_SYNC)
     )
-    strategy.a_sync_configs = configs
+    strategy.a_sync_configs = cast(ASyncConfigs, configs)
     return strategy
 
 
@@ -138,7 +139,7 @@ def _contradictions(
     lanes: LanePlan,
 ) -> Iterator[str]:
     """A sentence for each assigned field that contradicts the strategy; it names both."""
-    settings = strategy.a_sync_configs
+    settings: Mapping[str, Any] = strategy.a_sync_configs
     sync = all(lane.kind.merges_gradients for _, lane in lanes.choices)
     decides = "a_sync_configs['modes']" if settings["modes"] else "a_sync"
     of_sync = f"{decides}={settings['modes'] or strategy.a_sync!r}"

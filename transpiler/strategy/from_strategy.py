@@ -145,13 +145,35 @@ def _lacking(pattern: str, mode: Mode, settings: Mapping[str, Any]) -> str:
     return ""
 
 
+def is_async_unasked(strategy: DistributedStrategy) -> bool:
+    """Whether a job is async because ``a_sync`` is True in every new strategy, and nothing that the
+    script has assigned says that it knows: neither ``a_sync``, nor a key that sync mode does not
+    read.
+
+    Example:
+        >>> is_async_unasked(DistributedStrategy())
+        True
+    """
+    knows = [
+        "a_sync",
+        "a_sync_configs.modes",
+        *(
+            f"a_sync_configs.{key}"
+            for key, each in A_SYNC_CONFIGS.items()
+            if SYNC.name not in each.modes
+        ),
+    ]
+    return _own(strategy)[0] is ASYNC and not any(map(strategy.is_set, knows))
+
+
 def ineffective(strategy: DistributedStrategy) -> list[str]:
     """The settings that have no effect in the modes of a job, or lack another one.
 
     Returns:
         A sentence for each of them; empty where all act.
     """
-    settings, choices = strategy.a_sync_configs, list(_choices(strategy))
+    settings: Mapping[str, Any] = strategy.a_sync_configs
+    choices = list(_choices(strategy))
     own, chosen = _own(strategy)
     modes = list(dict.fromkeys(mode for _, mode in choices))
     by = f"modes={dict(settings['modes'])!r}" if settings["modes"] else chosen

@@ -5,9 +5,10 @@ original's names.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from transpiler.plan.settings import Table, refuse_name
+from transpiler.strategy.fields import BuildStrategyFields, ExecutionStrategyFields
 from transpiler.strategy.strategy import CONFIGS
 
 
@@ -19,25 +20,29 @@ class _Attributes(Mapping[str, Any]):
     """
 
     _settings: ClassVar[Table]
-    __slots__ = ("_values",)
+    _values: dict[str, Any]
     __hash__ = None  # type: ignore[assignment]  # it changes
 
     def __init__(self) -> None:
         values = {name: setting.default for name, setting in self._settings.items()}
         object.__setattr__(self, "_values", values)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def _set(self, name: str, value: Any) -> None:
         if name not in self._settings:
             refuse_name(type(self).__name__, name, [*self._settings])
         checked = self._settings[name].kind.check(f"{type(self).__name__}.{name}", value)
         self._values[name] = checked
 
-    def __getattr__(self, name: str) -> Any:
+    def _get(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__} has no {name!r}")
         if name not in self._settings:
             refuse_name(type(self).__name__, name, [*self._settings])
         return self._values[name]
+
+    if not TYPE_CHECKING:  # which takes the attributes from fields.py
+        __slots__ = ("_values",)
+        __setattr__, __getattr__ = _set, _get
 
     def __dir__(self) -> list[str]:
         return sorted([*super().__dir__(), *self._settings])
@@ -71,7 +76,7 @@ def _made(kind: type[_Attributes], values: Mapping[str, Any]) -> _Attributes:
     return found
 
 
-class ExecutionStrategy(_Attributes):
+class ExecutionStrategy(_Attributes, ExecutionStrategyFields):
     """Settings of an Executor that runs a program: threads, steps of a run, when memory is freed.
 
     docs/execution.md says what each attribute does.
@@ -84,10 +89,11 @@ class ExecutionStrategy(_Attributes):
     """
 
     _settings = CONFIGS["execution_strategy"]
-    __slots__ = ()
+    if not TYPE_CHECKING:
+        __slots__ = ()
 
 
-class BuildStrategy(_Attributes):
+class BuildStrategy(_Attributes, BuildStrategyFields):
     """Settings for a program before it runs: fusing, order, reuse of memory.
 
     docs/execution.md says what each attribute does.
@@ -100,4 +106,5 @@ class BuildStrategy(_Attributes):
     """
 
     _settings = CONFIGS["build_strategy"]
-    __slots__ = ()
+    if not TYPE_CHECKING:
+        __slots__ = ()

@@ -26,7 +26,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from google.protobuf import text_format
 from google.protobuf.message import Message
@@ -52,6 +52,7 @@ from transpiler.plan.settings import (
     text,
 )
 from transpiler.strategy.compute_settings import COMPUTE_CONFIGS, COMPUTE_SWITCHES, everywhere
+from transpiler.strategy.fields import StrategyFields
 from transpiler.strategy.parallel_settings import (
     DIVISION_SWITCHES,
     EXCHANGE_SWITCHES,
@@ -480,13 +481,14 @@ def _shown(value: Any) -> Any:
     return Settings(value) if isinstance(value, Mapping) else value
 
 
-class DistributedStrategy:
+class DistributedStrategy(StrategyFields):
     """The switches and settings of a distributed job.
 
     ``strategy.amp = True`` turns a switch on.  ``strategy.amp_configs = {"incr_ratio": 4.0}``
     replaces the settings of a switch as a whole: keys that the dict lacks return to their defaults,
     and the dict itself is neither kept nor changed.  Reading gives a copy that refuses changes.
-    transpiler/strategy/strategy.py lists all names, types and ranges.
+    transpiler/strategy/strategy.py lists all names, types and ranges; mypy and pyright know the
+    names and types from fields.py beside it.
 
     An assignment counts as one, also that of a default: see :meth:`is_set`.
 
@@ -506,7 +508,8 @@ class DistributedStrategy:
           a_sync_configs.k_steps  100
     """
 
-    __slots__ = ("_message", "_reader")
+    _message: pb.DistributedStrategy
+    _reader: str
     __hash__ = None  # type: ignore[assignment]  # it changes
 
     def __init__(self) -> None:
@@ -517,7 +520,7 @@ class DistributedStrategy:
         """Makes later assignments warn that ``reader`` has read the settings; "": they do not."""
         object.__setattr__(self, "_reader", reader)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def _set(self, name: str, value: Any) -> None:
         if self._reader:
             changed = copy.deepcopy(self)
             changed._assign(name, value)
@@ -557,7 +560,7 @@ class DistributedStrategy:
         else:
             refuse_name(type(self).__name__, name, [*SWITCHES, *CONFIGS])
 
-    def __getattr__(self, name: str) -> Any:
+    def _get(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__} has no {name!r}")
         if name in SWITCHES:
@@ -571,6 +574,10 @@ class DistributedStrategy:
                 for key, setting in CONFIGS[name].items()
             }
         )
+
+    if not TYPE_CHECKING:  # which takes the fields from fields.py
+        __slots__ = ("_message", "_reader")
+        __setattr__, __getattr__ = _set, _get
 
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"{name}: a switch cannot be deleted; assign its default")

@@ -35,6 +35,7 @@ from pserver.launcher.planning.cost import (
     predict,
 )
 from pserver.launcher.processes import Group
+from pserver.launcher.script import check_script
 
 # ---- candidates ----
 #
@@ -658,10 +659,9 @@ def show(
         has no plan; 1 where a search has failed.
 
     Raises:
-        ValueError: there is no such script.
+        ValueError: there is no such script, or a module beside it hides a package of ours.
     """
-    if not Path(script).is_file():
-        raise ValueError(f"no script at {script!r}")
+    check_script(script)
     probe = probe_of(script, arguments, settings, environment)
     try:
         load = probe.load()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,6 +47,19 @@ def test_an_empty_server_has_a_page(server: Server) -> None:
     assert found.value("process_resident_memory_bytes") > 1e6
     assert found.value("pserver_build_info", torch=torch.__version__) == 1
     assert server._metrics is not None and f", metrics {server._metrics.port})" in str(server)
+
+
+def test_an_empty_server_has_every_metric(server: Server) -> None:
+    """The name and the type of each, so that a dashboard finds them before the first job."""
+    found = {each.name: each.type for each in scraped(server).families}
+    page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    servers = page.partition("<!-- metrics of servers")[2].partition("<!-- metrics of")[0]
+    rows = re.findall(r"^\| \[?`(pserver_\w+)[^|]*\| (\w+) \|", servers, re.MULTILINE)
+    expected = {name.removesuffix("_total"): kind for name, kind in rows}
+
+    assert len(expected) > 30 and expected.items() <= found.items(), (
+        expected.items() - found.items()
+    )
 
 
 def test_every_sample_says_whose_it_is(server: Server) -> None:

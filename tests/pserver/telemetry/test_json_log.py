@@ -10,9 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
 
+import pytest
+
 from pserver.config import ServerConfig
 from pserver.service.server import Server
-from pserver.telemetry.logs import JSON_LINES, JsonLines, write_json
+from pserver.telemetry.logs import JSON_LINES, JsonLines, announce, write_json
 
 
 @contextmanager
@@ -87,6 +89,20 @@ def test_a_servers_lines_have_its_job() -> None:
     with Server(ServerConfig(job="clicks")):
         labels = JSON_LINES.labels()
         assert (labels["job"], labels["run"], labels["process"]) == ("clicks", "", "server")
+
+
+def test_an_announcement_is_json_where_lines_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """On standard output, for other programs; with facts of its own."""
+    announce("a", "ready at h:1", endpoint="h:1")
+    with bare():
+        write_json(logging.INFO, io.StringIO())
+        announce("a", 'ready at "h:1"', endpoint="h:1")
+    plain, line = capsys.readouterr().out.splitlines()
+    found = json.loads(line)
+
+    assert plain == "ready at h:1"
+    assert found["message"] == 'ready at "h:1"' and found["endpoint"] == "h:1"
+    assert (found["level"], found["logger"]) == ("INFO", "a") and "time" in found
 
 
 def test_a_line_waits_for_no_lock_of_the_job() -> None:
