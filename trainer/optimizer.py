@@ -29,7 +29,7 @@ from trainer.modules.dump import ModuleDump
 from trainer.modules.loss_scaling import LossScaling
 from transpiler.clip import GradClip
 from transpiler.ir.rules import rule_of
-from transpiler.names.other_words import WORDS
+from transpiler.names.names import missing_member
 from transpiler.param_attr import unclipped
 
 if TYPE_CHECKING:  # which bring the transports, and a job without servers has no use for them
@@ -112,8 +112,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         def __getattr__(self, name: str) -> object:
             """Raises for an unknown name; for one of Paddle's the error says what to write."""
-            said = f": for {name} write {WORDS[name]}" if name in WORDS else ""
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{said}")
+            raise missing_member(self, name, "Optimizer")
 
     def attach(self, communicator: Communicator, number: int, first_group: int) -> None:
         """Sets the connection over which it steps from now on.

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transpiler.cluster_programs import (
     check_belongs,
@@ -37,6 +37,7 @@ from transpiler.collective import (
 from transpiler.distribute_config import DistributeTranspilerConfig
 from transpiler.given_programs import Given, given_programs, share, startup_programs, values_of
 from transpiler.ir.updates import updates
+from transpiler.names.names import missing_member
 from transpiler.plan.modes import MODES
 from transpiler.plan.plan import Deployment, Plan
 from transpiler.plan.planner import plan_parameters
@@ -168,6 +169,12 @@ class DistributeTranspiler:
             )
         self.config = config if config is not None else DistributeTranspilerConfig()
         self._made: Transpiled | None = None
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """Raises for an unknown name; for one of Paddle's the error says what to write."""
+            raise missing_member(self, name, "DistributeTranspiler")
 
     def transpile(
         self,

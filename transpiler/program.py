@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from transpiler import program_pb2
 from transpiler.files.files import local_path
@@ -19,6 +20,7 @@ from transpiler.inference.inference import evaluated
 from transpiler.ir.close_names import close_names
 from transpiler.ir.graph import Argument, Block, Role, Storage, Variable
 from transpiler.ir.ops import COMMUNICATION
+from transpiler.names.names import missing_member
 from transpiler.plan.plan import Deployment
 
 
@@ -50,6 +52,12 @@ class Program:
     _blocks: tuple[Block, ...]
     deployment: Deployment | None = None
     storage: Storage | None = field(default=None, compare=False, repr=False)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """Raises for an unknown name; for one of Paddle's the error says what to write."""
+            raise missing_member(self, name, "Program")
 
     @property
     def blocks(self) -> list[Block]:

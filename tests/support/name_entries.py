@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -12,15 +13,41 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer import Executor
-from transpiler import InputSpec, Program, capture, program_guard
+from trainer import DataParallel, Executor, fleet
+from transpiler import (
+    DistributedStrategy,
+    DistributeTranspiler,
+    DistributeTranspilerConfig,
+    InputSpec,
+    Program,
+    capture,
+    program_guard,
+)
 
-SHORT = {"np": "numpy", "nn": "torch.nn", "F": "torch.nn.functional"}
+SHORT = {"np": "numpy", "nn": "torch.nn", "F": "torch.nn.functional", "fleet": "trainer.fleet"}
+# what a script has under the names of transpiler/names/names.py, OBJECTS
+WEIGHT = nn.Parameter(torch.zeros(1))
+OBJECTS = {
+    "DataParallel": DataParallel,
+    "dataset": fleet.InMemoryDataset,
+    "DistributeTranspiler": DistributeTranspiler,
+    "DistributeTranspilerConfig": DistributeTranspilerConfig(),
+    "executor": Executor,
+    "loss": WEIGHT,
+    "model": nn.Module(),
+    "optimizer": torch.optim.SGD([WEIGHT], lr=0.1),
+    "program": Program,
+    "scheduler": torch.optim.lr_scheduler.LRScheduler,
+    "strategy": DistributedStrategy(),
+    "tensor": WEIGHT,
+}
 
 
 def resolved(dotted: str) -> Any:
     """The object that a dotted name leads to, through modules and attributes."""
     first, *rest = dotted.split(".")
+    if first in OBJECTS:
+        return functools.reduce(getattr, rest, OBJECTS[first])
     path = [*SHORT.get(first, first).split("."), *rest]
     found, whole = import_module(path[0]), path[0]
     for part in path[1:]:

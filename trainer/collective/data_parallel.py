@@ -25,7 +25,7 @@ import json
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -49,6 +49,7 @@ from trainer.collective.gradient_marks import GradientMarks
 from trainer.collective.rendezvous import Peers, never_destroy
 from trainer.collective.world import copy_to_group, current_peers, naming_trainers
 from transpiler.files import bounded_json
+from transpiler.names.names import missing_member
 from transpiler.plan.settings import check_flag
 from transpiler.strategy.exchange import GradientExchange
 
@@ -140,6 +141,15 @@ class DataParallel(DistributedDataParallel):
             )
         self.register_load_state_dict_pre_hook(_add_prefix)  # type: ignore[no-untyped-call]
         self._note_model()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """A parameter or a submodule; for a method of Paddle's the error says what to write."""
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                raise missing_member(self, name, "DataParallel") from None
 
     def _ddp_init_helper(
         self,

@@ -45,6 +45,7 @@ from trainer.data.batches import (
 from trainer.data.batches import part as part_of
 from trainer.data.pieces import Piece, Slot, Trainers, files_of, size_of, slots_of
 from transpiler.files.files import shown
+from transpiler.names.names import missing_member
 
 if TYPE_CHECKING:
     from trainer.data.formats import Format
@@ -299,6 +300,12 @@ class FileDataset(ABC):
         self._seed, self._prefetch = int(seed), _count("prefetch", prefetch)
         self._parser, self._made = parser, None
         self.set_use_var(use_var)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """Raises for an unknown name; for one of Paddle's the error says what to write."""
+            raise missing_member(self, name, "InMemoryDataset")
 
     def set_batch_size(self, batch_size: int) -> None:
         """Sets the number of samples of a batch, from the next pass on."""

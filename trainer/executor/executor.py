@@ -40,6 +40,7 @@ from trainer.executor.table_handle import TableHandle
 from transpiler.formats.program_file import check_values
 from transpiler.ir.graph import Role, Storage
 from transpiler.lower import Kernel
+from transpiler.names.names import missing_member
 from transpiler.plan.plan import Deployment, Execution
 from transpiler.plan.settings import check_flag
 from transpiler.program import Program
@@ -231,6 +232,12 @@ class Executor:
         self._claims = Claims()  # the paths that it writes checkpoints to
         self._closed = False
         self._told = False  # whether it has warned of training alone
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """Raises for an unknown name; for one of Paddle's the error says what to write."""
+            raise missing_member(self, name, "Executor")
 
     def run(
         self,

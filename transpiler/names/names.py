@@ -1,6 +1,6 @@
 """One entry for each name of PaddlePaddle's API, from the tables (``*.toml``) in this folder.
 
-An entry of a table::
+A layer or a function, whose entry has a test of its own::
 
     [[name]]
     name = "sequence_pool"                        as the original has it
@@ -10,25 +10,39 @@ An entry of a table::
     snippet = "..."                               a test of it: statements that assert
     note = "..."                                  what differs; of a declined name the reason
 
-The tests in ``tests/transpiler/names`` say what ``call`` and ``snippet`` can use, and that each
-entry has what its class needs.
+A name of a module or a class, in the section of its owner: the last word of the module's name, or
+the class::
+
+    [Optimizer]
+    clear_grad = "optimizer.zero_grad()"          what to write
+    state_dict = "optimizer.state_dict"           the same name here
+    set_lr_scheduler = ["...", "A sentence."]     what to write, and what differs
+    append_regularization_ops = ["", "Reason."]   there is no counterpart
+
+In these sections ``fleet``, ``optimizer`` and the other roots of OBJECTS are what a script has, and
+``pserver.X`` is imported by ``from pserver import X``.
+
+The tests in ``tests/transpiler/names`` say what ``call`` and ``snippet`` can use, that each entry
+has what its class needs, and that what is to be written exists.
+
+This module imports the standard library alone, and ``pserver check`` loads it by itself.
 """
 
 from __future__ import annotations
 
 import difflib
 import functools
+import re
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.resources import files
 from importlib.util import find_spec
 from opcode import opmap
+from pathlib import Path
 from types import FrameType
-
-from transpiler.names.other_words import WORDS
+from typing import Any
 
 # ---- index ----
 
@@ -41,6 +55,33 @@ KINDS = {
     "torch_other": "torch has it by another name",
     "recipe": "a few lines of torch",
     "declined": "not here",
+}
+# what a root of "write" stands for: the owner whose names it has
+OBJECTS = {
+    "DataParallel": "DataParallel",
+    "dataset": "InMemoryDataset",
+    "DistributeTranspiler": "DistributeTranspiler",
+    "DistributeTranspilerConfig": "DistributeTranspilerConfig",
+    "executor": "Executor",
+    "fleet": "fleet",
+    "loss": "Tensor",
+    "model": "Layer",
+    "optimizer": "Optimizer",
+    "program": "Program",
+    "scheduler": "LRScheduler",
+    "strategy": "DistributedStrategy",
+    "tensor": "Tensor",
+}
+# an owner's names are also those of others
+BASES = {
+    "BuildStrategy": ("build_strategy",),
+    "DataParallel": ("Layer",),
+    "ExecutionStrategy": ("execution_strategy",),
+    "InMemoryDataset": ("DatasetBase",),
+    "MultiSlotStringDataGenerator": ("MultiSlotDataGenerator",),
+    "nn": ("layers", "initializer"),
+    "QueueDataset": ("InMemoryDataset", "DatasetBase"),
+    "UserDefinedRoleMaker": ("PaddleCloudRoleMaker",),
 }
 
 
@@ -56,6 +97,7 @@ class Name:
         snippet: the statements of a test.
         note: the difference from the original; for a declined name the reason.
         table: the file in this folder that has the entry.
+        owner: the module's last word, or the class, that has the name; "": any module.
     """
 
     name: str
@@ -65,6 +107,14 @@ class Name:
     snippet: str = ""
     note: str = ""
     table: str = ""
+    owner: str = ""
+
+    @property
+    def same(self) -> bool:
+        """Whether the same object here has the same name."""
+        root, _, name = self.write.partition(".")
+        owner = OBJECTS.get(root, "")
+        return name == self.name and self.owner in (owner, *BASES.get(owner, ()))
 
     def __str__(self) -> str:
         """The advice to a user of the original who has written this name."""
@@ -75,38 +125,118 @@ class Name:
         return f"{said.removesuffix('.')}; {where}" if self.kind == "recipe" else said
 
 
+@functools.cache
+def _read() -> Mapping[str, Mapping[str, Any]]:
+    """Each table as it is written, by its file."""
+    folder = Path(__file__).parent
+    return {
+        path.name: tomllib.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(folder.glob("*.toml"))
+    }
+
+
 def tables() -> dict[str, list[Name]]:
-    """The entries of each table, in their order."""
-    found = {}
-    tables = files(__name__.removesuffix(".names"))
-    for file in sorted(tables.iterdir(), key=lambda file: file.name):
-        if file.name.endswith(".toml"):
-            entries = tomllib.loads(file.read_text(encoding="utf-8")).get("name", [])
-            found[file.name] = [
-                Name(kind=entry.pop("class"), table=file.name, **entry) for entry in entries
-            ]
-    return found
+    """The entries of layers and functions by table, in their order."""
+    return {
+        file: [
+            Name(
+                kind=entry["class"], table=file, **{k: v for k, v in entry.items() if k != "class"}
+            )
+            for entry in table["name"]
+        ]
+        for file, table in _read().items()
+        if "name" in table
+    }
 
 
 @functools.cache
 def names() -> Mapping[str, Name]:
-    """Every entry by its name, sorted without regard to case.
+    """Every layer and function by its name, sorted without regard to case.
 
     Example:
         >>> from transpiler.names.names import names
         >>> names()["abs"].write
         'torch.abs'
     """
-    every = {entry.name: entry for entries in tables().values() for entry in entries}
-    return {name: every[name] for name in sorted(every, key=lambda name: (name.lower(), name))}
+    return {
+        entry.name: entry
+        for entry in _sorted(entry for entries in tables().values() for entry in entries)
+    }
 
 
-def suggestion(name: str, known: Iterable[str] = ()) -> str:
+@functools.cache
+def members() -> Mapping[str, Mapping[str, Name]]:
+    """The names of each owner, in the order of the tables.
+
+    Example:
+        >>> from transpiler.names.names import members
+        >>> members()["Optimizer"]["clear_grad"].write
+        'optimizer.zero_grad()'
+    """
+    return {
+        owner: {
+            entry.name: entry
+            for entry in _sorted(_member(owner, name, said, file) for name, said in section.items())
+        }
+        for file, table in _read().items()
+        if "name" not in table
+        for owner, section in table.items()
+    }
+
+
+def _tested(fields: Mapping[str, str], file: str) -> Name:
+    others = {key: value for key, value in fields.items() if key != "class"}
+    return Name(kind=fields["class"], table=file, **others)
+
+
+def _sorted(entries: Iterable[Name]) -> list[Name]:
+    return sorted(entries, key=lambda entry: (entry.name.lower(), entry.name))
+
+
+def _member(owner: str, name: str, said: str | list[str], file: str) -> Name:
+    write, note = (said, "") if isinstance(said, str) else said
+    if not write:
+        kind = "declined"
+    elif re.match(r"torch\.[\w.]+", write):
+        kind = "torch" if write.partition("(")[0].endswith(f".{name}") else "torch_other"
+    elif re.match(r"(pserver|fleet|strategy|executor|program|dataset|D\w+)\.", write):
+        kind = "ours"
+    else:
+        kind = "torch_other"
+    return Name(name, kind, write, note=note, table=file, owner=owner)
+
+
+def owners(owner: str) -> tuple[str, ...]:
+    """The sections that have an owner's names: its own first."""
+    return (owner, *BASES.get(owner, ()))
+
+
+def member(owner: str, name: str) -> Name | None:
+    """The entry of an owner's name; None if the owner has no such entry."""
+    sections = (members().get(each, {}) for each in owners(owner))
+    return next((section[name] for section in sections if name in section), None)
+
+
+def entry_of(name: str, owner: str = "") -> Name | None:
+    """The entry of a name: its owner's, that of any module, or the first one of another owner.
+
+    Example:
+        >>> from transpiler.names.names import entry_of
+        >>> entry_of("split", "distributed").owner, entry_of("split").write
+        ('distributed', 'torch.split')
+    """
+    found = member(owner, name) or names().get(name)
+    elsewhere = (section[name] for section in members().values() if name in section)
+    return found or next((entry for entry in elsewhere if not entry.same), None)
+
+
+def suggestion(name: str, known: Iterable[str] = (), owner: str = "") -> str:
     """The advice for a name that does not exist.
 
     Args:
         name: the one that a user has written.
         known: the names that exist.
+        owner: what lacks it: a class, or a module's last word.
 
     Returns:
         The index's advice for the name, or else similar names; empty where there are none.
@@ -118,12 +248,10 @@ def suggestion(name: str, known: Iterable[str] = ()) -> str:
         >>> suggestion("Programm", ["Program", "capture"])
         'did you mean Program?'
     """
-    index = names()
-    if name in index:
-        return str(index[name])
-    if name in WORDS:
-        return f"for {name} write {WORDS[name]}"
-    ours = list(known)
+    entry = entry_of(name, owner)
+    if entry is not None:
+        return str(entry)
+    index, ours = names(), list(known)
     # of two that differ in capitals alone our own, and the first one of these
     folded = {each.lower(): each for each in (*index, *reversed(ours))}
     near = [name.lower()]
@@ -163,7 +291,7 @@ class MissingName(AttributeError):
     the message reads the index.
 
     Attributes:
-        module: the one that lacks the name.
+        module: what lacks the name: the module's ``__name__``.
         wanted: the name; ``name`` is lost where an error is pickled.
         known: the names that the package has.
     """
@@ -174,12 +302,43 @@ class MissingName(AttributeError):
 
     def __str__(self) -> str:
         """The missing name, and what to write instead."""
+        said = self.advice()
+        return f"{super().__str__()}: {said}" if said else super().__str__()
+
+    def advice(self) -> str:
+        """What to write instead; empty where there is nothing to say."""
         submodule = f"{self.module}.{self.wanted}"
         if _is_module(submodule):
-            said = f"import {submodule} first"
-        else:
-            said = _what_to_write(self.wanted, self.known)
-        return f"{super().__str__()}: {said}" if said else super().__str__()
+            return f"import {submodule} first"
+        return _what_to_write(self.wanted, self.known, self.module)
+
+
+class MissingMember(MissingName):
+    """An object has no such attribute; ``module`` is its owner in the tables: "Optimizer"."""
+
+    def advice(self) -> str:
+        """The entry of the owner's name, or nothing."""
+        entry = member(self.module, self.wanted)
+        return "" if entry is None else str(entry)
+
+
+def missing_member(of: object, name: str, owner: str) -> AttributeError:
+    """The error for a class's ``__getattr__`` to raise.
+
+    Args:
+        of: the object.
+        name: the missing attribute.
+        owner: the section of the tables with the original's names.
+
+    Example:
+        >>> from transpiler.names.names import missing_member
+        >>> str(missing_member(object(), "clear_grad", "Optimizer"))
+        "'object' object has no attribute 'clear_grad': for clear_grad write optimizer.zero_grad()"
+    """
+    text = f"{type(of).__name__!r} object has no attribute {name!r}"
+    error = MissingMember(text, name=name, obj=of)
+    error.module, error.wanted = owner, name
+    return error
 
 
 def missing(module: str, name: str, known: Iterable[str] = ()) -> AttributeError | ImportError:
@@ -198,7 +357,7 @@ def missing(module: str, name: str, known: Iterable[str] = ()) -> AttributeError
     """
     # A submodule that is being imported is found after an AttributeError alone.
     if _imports(sys._getframe(1).f_back) and f"{module}.{name}" not in sys.modules:
-        said = _what_to_write(name, known)
+        said = _what_to_write(name, known, module)
         text = f"cannot import name {name!r} from {module!r}"
         return ImportError(f"{text}: {said}" if said else text, name=module)
     error = MissingName(f"module {module!r} has no attribute {name!r}", name=name)
@@ -206,8 +365,11 @@ def missing(module: str, name: str, known: Iterable[str] = ()) -> AttributeError
     return error
 
 
-def _what_to_write(name: str, known: Iterable[str]) -> str:
-    """The advice for a name: the package of ours that has it, or that of the index."""
+def _what_to_write(name: str, known: Iterable[str], module: str) -> str:
+    """The advice for a name of a module: the package of ours that has it, or that of the index."""
+    owner = module.rpartition(".")[2]
+    if member(owner, name) is not None:
+        return suggestion(name, known, owner)
     # a module of the script's may hide our package
     found = getattr(sys.modules.get("pserver.own_packages"), "own", import_module)
     homes = (package for package in PACKAGES if name in found(package).__all__)

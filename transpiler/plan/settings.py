@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from transpiler.names.names import member
 from transpiler.plan.modes import (
     ASYNC,
     COLLECTIVE,
@@ -130,7 +131,12 @@ def refuse_range(name: str, words: str, value: Any) -> NoReturn:
 
 
 def refuse_name(owner: str, name: object, known: Collection[str]) -> NoReturn:
-    """Raises the error for a name that does not exist, with the closest ones that do."""
+    """Raises the error for a name that does not exist: what to write for it where it is one of
+    PaddlePaddle's, or the closest ones that do exist.
+    """
+    entry = member(owner, str(name))
+    if entry is not None:
+        raise UnknownField(f"{owner} has no {name!r}: {entry}")
     close = difflib.get_close_matches(str(name), known, 3)
     hint = f"did you mean {' or '.join(close)}?" if close else f"it has {', '.join(sorted(known))}"
     raise UnknownField(f"{owner} has no {name!r}: {hint}")

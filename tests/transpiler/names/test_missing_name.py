@@ -15,10 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.name_entries import resolved
-from trainer import fleet
-from transpiler.names.names import missing, names, suggestion
-from transpiler.names.other_words import WORDS
+from trainer import DataParallel, Executor, fleet
+from transpiler import (
+    DistributedStrategy,
+    DistributeTranspiler,
+    DistributeTranspilerConfig,
+    Program,
+)
+from transpiler.names.names import entry_of, member, members, missing, names, suggestion
 
 ROOMS = ("nn", "nn.functional", "metrics", "lr", "fleet")
 MODULES = ("transpiler", "trainer", *(f"trainer.{room}" for room in ROOMS))
@@ -153,26 +157,20 @@ def test_nothing_is_read_before_a_message_is() -> None:
     assert done.stdout == "module 'transpiler' has no attribute 'abs': for abs write torch.abs\n"
 
 
-DOTTED = re.compile(r"\b(?:torch|trainer|transpiler)(?:\.[A-Za-z_]\w*)+")
 PAGE = Path(__file__).parents[3] / "docs" / "coming_from" / "fluid.md"
 
 
-@pytest.mark.parametrize("word", WORDS)
-def test_a_word_of_the_documents_is_told_what_to_write(word: str) -> None:
-    """Names that are no entries of the index: what is to be written exists, and the error of every
-    package that lacks the word says it.
-    """
-    assert word not in names()
-    for dotted in DOTTED.findall(WORDS[word]):
-        resolved(dotted)
-    for module in MODULES:
-        found = importlib.import_module(module)
-        if word not in found.__all__ and not hasattr(found, word):
-            with pytest.raises(AttributeError) as error:
-                getattr(found, word)
-            said = str(error.value)
-            homes = [f"{home}.{word}" in said for home in MODULES]
-            assert f"for {word} write {WORDS[word]}" in said or any(homes), said
+@pytest.mark.parametrize("name", sorted(set(members()["fleet"]) - set(fleet.__all__)))
+def test_fleet_says_what_to_write(name: str) -> None:
+    """For every name of the original's fleet that ours lacks, in both kinds of statement."""
+    said = str(member("fleet", name))
+    assert said and not hasattr(fleet, name)
+    with pytest.raises(AttributeError, match=f"no attribute {name!r}: ") as error:
+        getattr(fleet, name)
+    assert str(error.value).endswith(said)
+    with pytest.raises(ImportError) as failed:
+        exec(f"from trainer.fleet import {name}")
+    assert str(failed.value).endswith(said)
 
 
 def test_the_page_for_users_of_fluid_says_the_same() -> None:
@@ -183,9 +181,12 @@ def test_the_page_for_users_of_fluid_says_the_same() -> None:
         if len(cells) != 4:
             continue
         for word in re.findall(r"`(?:\w+\.)*(\w+)[^`]*`", cells[1]):
-            if word in WORDS:
-                first = re.findall(r"[A-Za-z_]\w*", WORDS[word].partition(";")[0])
-                assert any(part in cells[2] for part in first if len(part) > 4), (word, line)
+            entry = entry_of(word, "fleet")
+            if entry is not None and entry.owner and entry.kind != "declined":
+                first = re.findall(r"[A-Za-z_]\w*", entry.write)
+                kept = word in first and re.search(r"the same|exist", cells[2])
+                said = kept or any(part in cells[2] for part in first if len(part) > 3)
+                assert said, (word, line)
                 told += 1
     assert told >= 3
 
@@ -202,6 +203,47 @@ def test_an_optimizer_says_what_to_write(name: str) -> None:
     with pytest.raises(AttributeError, match="object has no attribute 'zzqqxx'$"):
         _ = optimizer.zzqqxx
     fleet.finish()
+
+
+def objects() -> list[tuple[object, str]]:
+    """Objects of ours, and a name of the original's class that each of them lacks."""
+    program = Program(())
+    return [
+        (DistributeTranspiler(), "missing"),
+        (DistributedStrategy(), "sparse_table_configs"),
+        (DistributedStrategy(), "is_fl_ps_mode"),
+        (program, "global_block"),
+        (Executor(), "start_heter_trainer"),
+        (fleet.InMemoryDataset(), "set_pipe_command"),
+        (fleet.QueueDataset(), "slots_shuffle"),
+        (DataParallel(torch.nn.Linear(2, 1)), "apply_collective_grads"),
+        (DataParallel(torch.nn.Linear(2, 1)), "add_sublayer"),
+    ]
+
+
+@pytest.mark.parametrize("number", range(9))
+def test_an_object_says_what_to_write(number: int) -> None:
+    """A class of ours raises for a method, or a field, of the original's class."""
+    found, name = objects()[number]
+    assert not hasattr(found, name)
+    with pytest.raises(AttributeError) as error:
+        getattr(found, name)
+    entry = member(type(found).__name__, name)
+
+    assert entry is None or str(error.value).endswith(str(entry))
+    assert (entry is None) == (name == "missing") and name in str(error.value)
+    assert str(pickle.loads(pickle.dumps(str(error.value)))) == str(error.value)
+
+
+@pytest.mark.parametrize("config", ["a_sync_configs", "sharding_configs", "hybrid_configs"])
+def test_a_key_of_a_strategy_says_what_to_write(config: str) -> None:
+    """For every key of the original's that ours lacks."""
+    for name, entry in members()[config].items():
+        with pytest.raises(ValueError, match=f"{config} has no {name!r}: ") as error:
+            setattr(DistributedStrategy(), config, {name: 1})
+        assert str(error.value).endswith(str(entry))
+    with pytest.raises(ValueError, match="did you mean"):
+        DistributeTranspilerConfig(sync_modes=True)
 
 
 @pytest.mark.parametrize("name", ["utl", "fles", "tmp", "zeta"])
