@@ -229,6 +229,19 @@ def _planned(given: Mapping[str, Any]) -> plan.PlanSettings:
     )
 
 
+def run_check(arguments: argparse.Namespace) -> int:
+    """``pserver check``; returns the exit status."""
+    # here, because it reads the index of names, and the rest does not need it
+    from pserver.cli import check
+
+    try:
+        return check.show(arguments.scripts, sys.stdout, arguments.json)
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
 def run_manifest(arguments: argparse.Namespace) -> int:
     """``pserver manifest``; returns the exit status."""
     # here, because they import yaml, and --help does not need it
@@ -371,6 +384,7 @@ COMMANDS = {
     "serve": run_serve,
     "launch": run_launch,
     "plan": run_plan,
+    "check": run_check,
     "manifest": run_manifest,
     "status": run_status,
     "web": run_web,

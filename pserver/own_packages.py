@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from importlib.util import find_spec, spec_from_file_location
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
@@ -38,6 +38,29 @@ def own(name: str) -> ModuleType:
         name: as our sources write it: "trainer.fleet".
     """
     return import_module(_name(name))
+
+
+def alone(name: str) -> ModuleType:
+    """A module of ours that imports the standard library alone, without its package, which would
+    import torch.
+    """
+    known = f"{__name__}:{name}"
+    loaded = sys.modules.get(_name(name)) or sys.modules.get(known)
+    if loaded is not None:
+        return loaded
+    spec = spec_from_file_location(known, str(place_of(name)))
+    if spec is None or spec.loader is None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    sys.modules[known] = module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def place_of(name: str) -> Path | None:
+    """The file of a module of ours, which is not imported; None if there is none."""
+    place = _ROOT.joinpath(*name.split("."))
+    files = (place.with_suffix(".py"), place / "__init__.py")
+    return next((file for file in files if file.is_file()), None)
 
 
 def install() -> None:

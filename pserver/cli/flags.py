@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from pserver import __version__
 from pserver.cli import settings
 from pserver.cli.settings import (
+    CHECK,
     DRAIN,
     ENDPOINTS,
     EXAMPLES,
@@ -542,6 +543,13 @@ def parser() -> Parser:
     )
     add_planning(plan)
     _add_script(plan, "what each trainer would run")
+    check = commands.add_parser(
+        "check",
+        help="list what of PaddlePaddle a script uses, and what to write",
+        description=CHECK,
+    )
+    check.add_argument("scripts", metavar="SCRIPT", nargs="+", help="the files to read")
+    check.add_argument("--json", action="store_true", help="one line of JSON for each script")
     manifest = commands.add_parser(
         "manifest", help="write a job for Kubernetes, Compose or Slurm", description=MANIFEST
     )

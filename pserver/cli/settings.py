@@ -174,6 +174,12 @@ EVERY = (
         "the script failed; with `--search`, a probe",
         otherwise="the script's own status",
     ),
+    ExitStatuses(
+        "pserver check",
+        "no script has anything to change",
+        "a script has",
+        two="a script cannot be read, or is no Python 3; or wrong usage",
+    ),
     ExitStatuses("pserver manifest", "the file was written", "a disk error"),
     ExitStatuses(
         "pserver status",
@@ -267,6 +273,8 @@ EXAMPLES = """examples:
       one parameter server, for trainers that are started by other means
   pserver plan train.py --servers 4 --trainers 8
       what that would put where, without starting any of it
+  pserver check train.py
+      what of PaddlePaddle a script uses, and what to write for it
   pserver manifest --kind slurm --servers 2 --trainers 4 train.py
       the same job as a file for Slurm, or for Kubernetes or docker compose
   pserver status a:6174,b:6174
@@ -291,6 +299,8 @@ ends with the job's exit status."""
 PLAN = """Shows which server would hold what, the bytes of a step and the memory of each server.
 Then it runs some steps of SCRIPT with servers on this machine, for at most 30 s in all, and
 predicts the step of the whole job and what limits it."""
+CHECK = """Reads scripts, and lists what of PaddlePaddle each line uses, and what to write for
+it; and which files beside a script hide a package of ours.  It runs nothing."""
 MANIFEST = """Writes a job as the file that another system starts it by: a JobSet of Kubernetes, a
 file for docker compose, or a batch script for Slurm.  It starts nothing, and writes no secret."""
 STATUS = """Shows each server's state, what it holds, its trainers, and the bytes that have passed

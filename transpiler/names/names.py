@@ -76,10 +76,13 @@ OBJECTS = {
 BASES = {
     "BuildStrategy": ("build_strategy",),
     "DataParallel": ("Layer",),
+    "fluid": ("static",),
+    "layers": ("static",),
+    "metrics": ("metric",),
+    "util": ("UtilBase",),
     "ExecutionStrategy": ("execution_strategy",),
     "InMemoryDataset": ("DatasetBase",),
     "MultiSlotStringDataGenerator": ("MultiSlotDataGenerator",),
-    "nn": ("layers", "initializer"),
     "QueueDataset": ("InMemoryDataset", "DatasetBase"),
     "UserDefinedRoleMaker": ("PaddleCloudRoleMaker",),
 }

@@ -1,0 +1,462 @@
+"""``pserver check``: what of PaddlePaddle a script uses, and what to write for it here.
+
+A script is read as a syntax tree, and nothing of it runs.  :class:`_Reader` follows its imports,
+and the assignments of objects that it makes, so that ``opt.clear_grad()`` is known as a method of
+an optimizer; the answers are those of ``transpiler/names``, which errors and the page have, too.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import re
+import tokenize
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+import pserver
+from pserver import own_packages
+
+if TYPE_CHECKING:
+    from transpiler.names import names as index
+    from transpiler.names.names import Name
+else:  # by itself, because its package imports torch, which takes seconds
+    index = own_packages.alone("transpiler.names.names")
+
+PAGE = "docs/coming_from/fluid.md"
+THEIRS = "paddle"
+OURS = ("pserver", *own_packages.PACKAGES)
+OBJECT = "object"  # begins the path of an object of the script: "object.Optimizer"
+# what a call returns, where that is not an object of the class that is called
+RETURNED = {
+    "clone": "Program",
+    "create_dataset": "InMemoryDataset",
+    "default_main_program": "Program",
+    "default_startup_program": "Program",
+    "distributed_model": "Layer",
+    "distributed_optimizer": "Optimizer",
+    "get_pserver_program": "Program",
+    "get_startup_program": "Program",
+    "get_trainer_program": "Program",
+    "to_tensor": "Tensor",
+    "to_variable": "Tensor",
+}
+MADE = {"Layer": "Layer", "Module": "Layer"}  # an object of a class by this name
+MADE_IN = {"lr": "LRScheduler", "nn": "Layer", "optim": "Optimizer", "optimizer": "Optimizer"}
+# owners whose methods are known by their names alone, without these, which others have as well
+KNOWN = ("Optimizer", "Layer", "DataParallel", "Tensor")
+COMMON = {"astype", "backward", "cast", "gradient", "numpy", "set_value"}
+STATIC = {"data", "Program", "program_guard", "default_startup_program", "enable_static"}
+IMPORTED = re.compile(r"\b(trainer|transpiler)\.([A-Za-z_]\w*)")
+
+
+# ---- what is found ----
+
+
+@dataclass(frozen=True, order=True)
+class Use:
+    """A name of PaddlePaddle in a script.
+
+    Attributes:
+        line: in the script, from 1.
+        used: the name, as the script has it.
+        write: what to write instead, which may be the same; empty where there is no counterpart.
+        note: what differs, or the reason.
+    """
+
+    line: int
+    used: str
+    write: str = ""
+    note: str = ""
+
+    def __str__(self) -> str:
+        """The line of a report, without its file."""
+        said = f"write {self.write}" if self.write else "has no counterpart"
+        said = "stays" if self.write == self.used else said
+        return f"{self.line}: {self.used}: {said}" + (f". {self.note}" if self.note else "")
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A script that was read.
+
+    Attributes:
+        script: its path, as given.
+        uses: by line.
+        hidden: files beside it that hide a package of ours, each with what follows.
+        change: whether there is anything to change.
+        static: whether it builds a static program.
+    """
+
+    script: str
+    uses: list[Use] = field(default_factory=list)
+    hidden: list[str] = field(default_factory=list)
+    change: bool = False
+    static: bool = False
+
+
+# ---- the index ----
+
+
+def _answer(path: str) -> Name | None:
+    """The entry of a dotted path: that of the innermost module or class that has the name."""
+    *modules, name = path.split(".")
+    for owner in reversed(modules):
+        if (found := index.member(owner, name)) is not None:
+            return found
+    return index.entry_of(name)
+
+
+def _ours(text: str) -> str:
+    """An answer whose names of ours are imported from ``pserver``, where it has them."""
+
+    def imported(found: re.Match[str]) -> str:
+        return f"pserver.{found[2]}" if found[2] in pserver.__all__ else found[0]
+
+    return IMPORTED.sub(imported, text).replace("pserver.fleet.", "fleet.")
+
+
+def _said(line: int, used: str, path: str, entry: Name | None) -> Use:
+    """What to write for a path of theirs."""
+    if entry is None:
+        module, _, name = path.removeprefix(f"{THEIRS}.").rpartition(".")
+        if module in ("", "nn", "nn.functional"):
+            write = ".".join(each for each in ("torch", module, name) if each)
+            return Use(line, used, write, "The index has no entry: torch has most by their names.")
+        return Use(line, used, "", f"The index has no entry: {PAGE} has the words of both.")
+    note = entry.note
+    if entry.kind == "recipe":
+        note = f"{note} All lines: docs/index_of_names.md#{entry.name.lower()}.".strip()
+    return Use(line, used, _ours(entry.write), _ours(note))
+
+
+@functools.cache
+def _exports(module: str) -> frozenset[str]:
+    """The public names of a module of ours, which is not imported."""
+    place = own_packages.place_of(module)
+    if place is None:
+        return frozenset()
+    for node in ast.parse(place.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return frozenset(ast.literal_eval(node.value))
+    return frozenset()
+
+
+# ---- reading ----
+
+
+class _Reader(ast.NodeVisitor):
+    """Finds the uses in one script.
+
+    Args:
+        bound: what its names stand for; an earlier reading has found those that are bound below
+            their use.
+
+    Attributes:
+        bound: by name, or by "self.name", a path: of a module, "paddle.nn"; of a name in it; or of
+            an object of the script's, "object.Optimizer".
+        uses: what was found.
+    """
+
+    def __init__(self, bound: dict[str, str]) -> None:
+        self.bound, self.uses = bound, set[Use]()
+        self._modules = set[str]()  # names that stand for a whole module
+        self.imports = set[str]()  # packages that the script imports
+        self.static = False
+
+    # imports
+
+    def visit_Import(self, node: ast.Import) -> None:  # noqa: N802
+        for alias in node.names:
+            root = alias.name.partition(".")[0]
+            self.imports.add(root)
+            name, path = alias.asname or root, alias.name if alias.asname else root
+            self.bound[name] = path
+            self._modules.add(name)
+            if root == THEIRS:
+                self._import(node, f"import {ast.unparse(alias)}", alias.name, alias.asname)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:  # noqa: N802
+        module = node.module or ""
+        root = module.partition(".")[0]
+        if node.level or root not in (THEIRS, *OURS, "torch"):
+            return
+        self.imports.add(root)
+        for alias in node.names:
+            path = f"{module}.{alias.name}"
+            self.bound[alias.asname or alias.name] = path
+            if root == THEIRS:
+                statement = f"from {module} import {ast.unparse(alias)}"
+                if self._import(node, statement, path, alias.asname):
+                    self._modules.add(alias.asname or alias.name)
+                elif alias.name != "*":
+                    self._add(node, statement, path)
+            elif root in OURS:
+                self._of_ours(node, f"from {module} import {alias.name}", path)
+
+    def _import(self, node: ast.stmt, statement: str, path: str, name: str | None) -> bool:
+        """Adds the statement for a module of theirs; False where the path is no module."""
+        module = "fleet" if path.endswith(".fleet") else path
+        entry = index.member("import", module)
+        if entry is None and isinstance(node, ast.Import):
+            entry = index.member("import", ".".join(path.split(".")[:2]))
+        if entry is None:
+            return False
+        write = entry.write
+        if write.startswith("import torch.") or module == "fleet" != name:
+            write += f" as {name}" if name else ""
+        self.uses.add(Use(node.lineno, statement, write, entry.note))
+        return True
+
+    # names and attributes
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:  # noqa: N802
+        path = self._path(node)
+        if path is None:
+            if (entry := _known(node.attr)) is not None:
+                self.uses.add(Use(node.lineno, ast.unparse(node), entry.write, entry.note))
+        elif path.startswith(f"{OBJECT}."):
+            self._of_object(node, path)
+        elif self._theirs(path):
+            covered = isinstance(node.value, ast.Name) and node.value.id in self._modules
+            self._add(node, ast.unparse(node), path, covered)
+        elif path.partition(".")[0] in OURS:
+            self._of_ours(node, ast.unparse(node), path)
+        inner = node.value
+        while isinstance(inner, ast.Attribute):
+            inner = inner.value
+        if path is None or not isinstance(inner, ast.Name):
+            self.visit(inner)
+
+    def visit_Name(self, node: ast.Name) -> None:  # noqa: N802
+        path = self.bound.get(node.id, "")
+        if isinstance(node.ctx, ast.Load) and self._theirs(path) and node.id not in self._modules:
+            entry = _answer(path)
+            # the line of its import says the same
+            if entry is None or entry.note or not entry.write.endswith(f".{node.id}"):
+                self._add(node, node.id, path)
+
+    def visit_Constant(self, node: ast.Constant) -> None:  # noqa: N802
+        if isinstance(node.value, str):
+            entry = index.member("environment", node.value)
+            if entry is not None:
+                self.uses.add(Use(node.lineno, node.value, entry.write, entry.note))
+
+    def _theirs(self, path: str) -> bool:
+        return path.partition(".")[0] == THEIRS
+
+    def _add(self, node: ast.expr | ast.stmt, used: str, path: str, covered: bool = False) -> None:
+        """Adds a use of theirs, unless the line of the module's import covers it."""
+        entry = _answer(path)
+        self.static |= path.rpartition(".")[2] in STATIC
+        if covered and entry is not None and not entry.note and _same(entry, path):
+            return
+        self.uses.add(_said(node.lineno, used, path, entry))
+
+    def _of_object(self, node: ast.Attribute, path: str) -> None:
+        """Adds a method, or a field, that the classes of theirs have and ours lack."""
+        _, owner, name = path.split(".")
+        owner, _, made = owner.partition(":")
+        entry = index.member(owner, name)
+        if entry is None or (entry.same and not (entry.note and made == THEIRS)):
+            return
+        used = ast.unparse(node)
+        if len(used) > 60:  # a chain of calls
+            used = f"{owner}.{name}"
+        write = used if entry.same else _ours(entry.write)
+        self.uses.add(Use(node.end_lineno or node.lineno, used, write, entry.note))
+
+    def _of_ours(self, node: ast.expr | ast.stmt, used: str, path: str) -> None:
+        """Adds a name of theirs that a script takes from a package of ours."""
+        module, _, name = path.rpartition(".")
+        if module == "pserver" and name in pserver.__all__:
+            return
+        module = "trainer.fleet" if module.endswith(".fleet") else module
+        known = _exports(module)
+        if name not in known and (known or index.member(module.rpartition(".")[2], name)):
+            entry = _answer(path)
+            if entry is not None and own_packages.place_of(f"{module}.{name}") is None:
+                self.uses.add(_said(node.lineno, used, path, entry))
+
+    # what names stand for
+
+    def _path(self, node: ast.expr) -> str | None:
+        """The path of an expression; None if it is not known."""
+        if isinstance(node, ast.Name):
+            return self.bound.get(node.id)
+        if isinstance(node, ast.Attribute):
+            base = self._path(node.value)
+            if base is None or base.count(".") > 1 and base.startswith(f"{OBJECT}."):
+                return self.bound.get(ast.unparse(node))
+            return self.bound.get(ast.unparse(node), f"{base}.{node.attr}")
+        return self._made(node) if isinstance(node, ast.Call) else None
+
+    def _made(self, node: ast.Call) -> str | None:
+        """The object that a call makes."""
+        path = self._path(node.func)
+        if path is None:
+            return None
+        root, *modules, name = path.split(".")
+        if root == OBJECT:
+            made = modules[0].partition(":")[2] if modules else name.partition(":")[2]
+            if not modules:  # a class of the script's
+                return path
+            return f"{OBJECT}.{RETURNED[name]}:{made}" if name in RETURNED else None
+        owner = RETURNED.get(name) or MADE.get(name)
+        if owner is None and name in index.members():
+            owner = name
+        if owner is None and modules and name[:1].isupper():
+            owner = next((MADE_IN[each] for each in reversed(modules) if each in MADE_IN), None)
+        return None if owner is None else f"{OBJECT}.{owner}:{root}"
+
+    def visit_Assign(self, node: ast.Assign) -> None:  # noqa: N802
+        self.generic_visit(node)
+        for target in node.targets:
+            self._bind(target, node.value)
+            if isinstance(target, ast.Attribute) and isinstance(node.value, ast.Dict):
+                self._keys(target.attr, node.value)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:  # noqa: N802
+        self.generic_visit(node)
+        if node.value is not None:
+            self._bind(node.target, node.value)
+
+    def visit_withitem(self, node: ast.withitem) -> None:
+        self.generic_visit(node)
+        if node.optional_vars is not None:
+            self._bind(node.optional_vars, node.context_expr)
+
+    def _bind(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            for one, other in zip(target.elts, value.elts, strict=False):
+                self._bind(one, other)
+        elif isinstance(target, ast.Name | ast.Attribute):
+            name, path = ast.unparse(target), self._path(value)
+            if path is not None:
+                self.bound[name] = path
+            elif isinstance(value, ast.Call):
+                self.bound.pop(name, None)
+
+    def _keys(self, config: str, values: ast.Dict) -> None:
+        """Adds the keys of a strategy's settings that ours lack."""
+        for key in values.keys:
+            if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                entry = index.member(config, key.value)
+                if entry is not None and config in index.members()["DistributedStrategy"]:
+                    used = f"{config}[{key.value!r}]"
+                    self.uses.add(Use(key.lineno, used, entry.write, entry.note))
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:  # noqa: N802
+        kept = self.bound.get("self")
+        self.bound.pop("self", None)
+        for base in node.bases:
+            made = self._made(ast.Call(base, [], []))
+            if made is not None:
+                self.bound["self"] = made
+                self.bound[node.name] = made
+        self.generic_visit(node)
+        self.bound.pop("self", None)
+        if kept is not None:
+            self.bound["self"] = kept
+
+
+def _same(entry: Name, path: str) -> bool:
+    """Whether the line of the module's import covers a name of it."""
+    module, _, name = path.rpartition(".")
+    if entry.same:
+        return True
+    found = index.member("import", module)
+    words = found.write.split() if found is not None else []
+    return bool(words) and words[0] == "import" and entry.write == f"{words[1]}.{name}"
+
+
+def _known(name: str) -> Name | None:
+    """The entry of a method that only their classes have."""
+    found = (index.member(owner, name) for owner in KNOWN)
+    entry = next((each for each in found if each is not None), None)
+    return None if entry is None or entry.same or name in COMMON else entry
+
+
+def _hidden(script: Path, imports: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """Files beside a script that hide our packages; and whether it matters to this script."""
+    for name in OURS:
+        beside = (script.parent / f"{name}.py", script.parent / name / "__init__.py")
+        for place in beside:
+            if place.is_file() and place.resolve() != own_packages.place_of(name):
+                shown = place.name if place.suffix == ".py" and place.stem == name else f"{name}/"
+                if name == "pserver":
+                    yield f"{shown} beside it hides our package: rename it", True
+                else:
+                    used = name in imports
+                    said = f"{shown} beside it hides our package of that name"
+                    yield f"{said}: write from pserver import ..., which it does not hide", used
+
+
+def check(script: str) -> Checked:
+    """Reads a script.
+
+    Example::
+
+        for use in check("train.py").uses:
+            print(use)
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no Python 3; the message has the line.
+    """
+    try:
+        with tokenize.open(script) as file:
+            tree = ast.parse(file.read(), filename=script)
+    except SyntaxError as error:
+        line = f", line {error.lineno}" if error.lineno else ""
+        raise ValueError(f"{script}{line}: no Python 3: {error.msg}") from None
+    except ValueError as error:  # a byte that is no text
+        raise ValueError(f"{script}: no Python 3: {error}") from None
+    first = _Reader({})
+    first.visit(tree)
+    reader = _Reader(first.bound)
+    reader.visit(tree)
+    uses = sorted(reader.uses)
+    hidden = list(_hidden(Path(script), reader.imports))
+    change = bool(uses) or any(matters for _, matters in hidden)
+    return Checked(script, uses, [said for said, _ in hidden], change, reader.static)
+
+
+# ---- output ----
+
+
+def show(scripts: Sequence[str], file: TextIO, as_json: bool = False) -> int:
+    """Writes a line for each use; returns 1 where a script has something to change, else 0.
+
+    Raises:
+        OSError: a script cannot be read.
+        ValueError: one is no Python 3.
+    """
+    found = [check(script) for script in scripts]  # all, before the first line
+    for each in found:
+        if as_json:
+            print(json.dumps(asdict(each)), file=file)
+            continue
+        for use in each.uses:
+            print(f"{each.script}:{use}", file=file)
+        for hidden in each.hidden:
+            print(f"{each.script}: {hidden}", file=file)
+        print(f"{each.script}: {_summary(each)}", file=file)
+    return int(any(each.change for each in found))
+
+
+def _summary(each: Checked) -> str:
+    """The last line about a script."""
+    count = len({use.line for use in each.uses})
+    if not count:
+        return "nothing of PaddlePaddle is left"
+    said = f"{count} line{'s' if count > 1 else ''} to change"
+    if each.static:
+        said += (
+            "; a static program becomes a torch.nn.Module and a loop over batches, or "
+            f"pserver.capture of a step: {PAGE} has such a script before and after"
+        )
+    return f"{said}. Then: pserver launch --servers 2 --trainers 2 {Path(each.script).name}"

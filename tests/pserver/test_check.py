@@ -1,0 +1,228 @@
+"""Promises of ``pserver check``: it names each line of a script that uses PaddlePaddle, with what
+the index says to write, and runs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pserver.__main__ import main
+from pserver.cli.check import Use, check
+from transpiler.names.names import member
+
+FLEET = """\
+import os
+import paddle
+import paddle.nn as nn
+import paddle.nn.functional as F
+from paddle.distributed import fleet
+from paddle.optimizer import Adam
+
+fleet.init()
+strategy = fleet.DistributedStrategy()
+strategy.a_sync_configs = {"k_steps": 10, "use_ps_gpu": 1}
+strategy.sparse_table_configs = {}
+
+
+class Net(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.add_sublayer("fc", nn.ReLU())
+
+    def forward(self, x):
+        return F.relu(x)
+
+
+net = fleet.distributed_model(Net())
+optimizer = fleet.distributed_optimizer(Adam(learning_rate=0.1), strategy)
+
+
+def train(model, given):
+    loss = model(paddle.to_tensor([1.0])).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.clear_grad()
+    given.set_lr(0.1)
+
+
+fleet.save_persistables(None, os.environ["PADDLE_TRAINER_ID"])
+fleet.stop_worker()
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Scripts lie in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def uses(text: str) -> list[Use]:
+    Path("train.py").write_text(text)
+    return check("train.py").uses
+
+
+def test_each_line_is_named() -> None:
+    """Names of modules, methods of objects, keys, and variables of the environment; what the line
+    of an import covers is not named again.
+    """
+    found = [(use.line, use.used, use.write.partition("(")[0]) for use in uses(FLEET)]
+
+    assert found == [
+        (2, "import paddle", "import torch"),
+        (3, "import paddle.nn as nn", "import torch.nn as nn"),
+        (4, "import paddle.nn.functional as F", "import torch.nn.functional as F"),
+        (5, "from paddle.distributed import fleet", "from pserver import fleet"),
+        (6, "from paddle.optimizer import Adam", "torch.optim.Adam"),
+        (10, "a_sync_configs['use_ps_gpu']", ""),
+        (11, "strategy.sparse_table_configs", "pserver.DistributedEmbedding"),
+        (14, "nn.Layer", "torch.nn.Module"),
+        (17, "self.add_sublayer", "model.add_module"),
+        (24, "Adam", "torch.optim.Adam"),
+        (28, "paddle.to_tensor", "torch.tensor"),
+        (31, "optimizer.clear_grad", "optimizer.zero_grad"),
+        (32, "given.set_lr", 'for group in optimizer.param_groups: group["lr"] = lr'),
+        (35, "PADDLE_TRAINER_ID", "TRAINER_ID"),
+        (35, "fleet.save_persistables", "fleet.save"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            "import paddle.fluid as fluid\nfluid.layers.fc(1)",
+            "fluid.layers.fc: write torch.nn.Linear",
+        ),
+        (
+            "import paddle\npaddle.fluid.layers.fc(1)",
+            "paddle.fluid.layers.fc: write torch.nn.Linear",
+        ),
+        ("from paddle import fluid as f\nf.CPUPlace()", 'f.CPUPlace: write torch.device("cpu")'),
+        (
+            "import paddle.distributed.fleet as fl\nfl.save_persistables(1)",
+            "fl.save_persistables: write fleet.save(path)",
+        ),
+        ("from trainer import fleet\nfleet.util", "fleet.util: write fleet.all_reduce"),
+        ("import pserver\npserver.fleet.util", "pserver.fleet.util: write fleet.all_reduce"),
+        ("from trainer.fleet import fc", "from trainer.fleet import fc: write torch.nn.Linear"),
+        (
+            "import paddle.fluid as fluid\nt = fluid.DistributeTranspiler()\nt.transpile(0)",
+            "t.transpile: stays. program and startup_program",
+        ),
+        (
+            "import paddle.static\npaddle.static.default_main_program().global_block()",
+            "paddle.static.default_main_program().global_block: write program.main",
+        ),
+        (
+            "import paddle\npaddle.zzqqxx(1)",
+            "paddle.zzqqxx: write torch.zzqqxx. The index has no entry",
+        ),
+        (
+            "from paddle.distributed.fleet.base.role_maker import Role\nRole.WORKER",
+            "from paddle.distributed.fleet.base.role_maker import Role: write fleet.Role",
+        ),
+    ],
+)
+def test_imports_are_followed(text: str, line: str) -> None:
+    """By any name, and into the packages of ours, where a script has swapped the import."""
+    assert [use for use in map(str, uses(text)) if line in use]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "from pserver import fleet, DistributedEmbedding\nfleet.metrics()\nfleet.save('x')",
+        "from trainer import fleet\nfleet.shard([])\nfleet.load('x')\nfleet.Slot('x', 'int64')",
+        "import torch\nloss = torch.ones(1)\nloss.backward()\nloss.numpy()",
+        "import numpy as np\nnp.ones(1).astype('int')",
+        "from pserver import Executor\nExecutor().run()",
+        "from .paddle import fleet\nfleet.util",
+    ],
+)
+def test_a_script_of_ours_has_nothing_to_change(text: str) -> None:
+    """Nor one of torch alone."""
+    assert uses(text) == []
+    assert main(["check", "train.py"]) == 0
+
+
+def test_files_beside_the_script(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    """A trainer.py matters to a script that imports our package by that name, a pserver.py always;
+    a folder without ``__init__.py`` hides nothing.
+    """
+    Path("transpiler").mkdir()
+    Path("trainer.py").write_text("")
+    Path("train.py").write_text("from pserver import fleet\nfleet.init()\n")
+    assert main(["check", "train.py"]) == 0
+    assert (
+        "train.py: trainer.py beside it hides our package of that name" in capsys.readouterr().out
+    )
+    Path("train.py").write_text("from trainer import fleet\nfleet.init()\n")
+    assert main(["check", str(here / "train.py")]) == 1
+    (here / "pserver").mkdir()
+    (here / "pserver" / "__init__.py").write_text("")
+    Path("train.py").write_text("from pserver import fleet\nfleet.init()\n")
+    assert main(["check", "train.py"]) == 1
+    assert "pserver/ beside it hides our package: rename it" in capsys.readouterr().out
+
+
+def test_several_scripts(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each has its lines and a summary; as JSON each is a line."""
+    Path("a.py").write_text("import paddle\npaddle.enable_static()\n")
+    Path("b.py").write_text("")
+    assert main(["check", "a.py", "b.py"]) == 1
+    text = capsys.readouterr().out.splitlines()
+    assert text[1].startswith("a.py:2: paddle.enable_static: has no counterpart. There is no such")
+    assert text[2].startswith("a.py: 2 lines to change; a static program becomes a torch.nn.Module")
+    assert text[3:] == ["b.py: nothing of PaddlePaddle is left"]
+    assert main(["check", "--json", "a.py", "b.py"]) == 1
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(each["script"], each["change"]) for each in found] == [("a.py", True), ("b.py", False)]
+    assert found[0]["uses"][1]["used"] == "paddle.enable_static"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("nothing.py", None, "nothing.py: No such file"),
+        ("old.py", b"print 'x'\n", "old.py, line 1: no Python 3: Missing parentheses"),
+        ("odd.py", b"x = '\xff'\n", "odd.py: no Python 3: "),
+        ("zero.py", b"x = 1\x00\n", "zero.py"),
+    ],
+)
+def test_what_is_no_script_is_one_line(
+    name: str, content: bytes | None, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With exit status 2, before anything is said of the other scripts."""
+    if content is not None:
+        Path(name).write_bytes(content)
+    Path("a.py").write_text("import paddle\n")
+    assert main(["check", "a.py", name]) == 2
+    out, err = capsys.readouterr()
+
+    assert out == "" and err.count("\n") == 1 and message in err
+
+
+def test_the_answers_are_those_of_the_index() -> None:
+    """For every name of fleet: the same text as in the error of our package."""
+    for name in ("util", "save_persistables", "collective_perf"):
+        entry = member("fleet", name)
+        (use,) = uses(f"from pserver import fleet\nfleet.{name}")
+        assert entry is not None and (use.write, use.note) == (entry.write, entry.note)
+
+
+@pytest.mark.processes
+def test_torch_is_not_imported() -> None:
+    """The command needs no second."""
+    Path("a.py").write_text("import paddle\n")
+    line = "import sys; from pserver.__main__ import main; main(['check', 'a.py'])"
+    line += "; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True)
+
+    assert done.stdout.splitlines()[-1] == "False False", done.stderr
