@@ -47,8 +47,9 @@ RETURNED = {
 MADE = {"Layer": "Layer", "Module": "Layer"}  # an object of a class by this name
 MADE_IN = {"lr": "LRScheduler", "nn": "Layer", "optim": "Optimizer", "optimizer": "Optimizer"}
 # owners whose methods are known by their names alone, without these, which others have as well
-KNOWN = ("Optimizer", "Layer", "DataParallel", "Tensor")
-COMMON = {"astype", "backward", "cast", "gradient", "numpy", "set_value"}
+KNOWN = ("Optimizer", "Tensor", "Layer", "DataParallel")
+COMMON = {"backward", "cast", "gradient", "numpy", "set_value"}
+ARRAYS = "numpy"  # what is made of its names is no tensor
 STATIC = {"data", "Program", "program_guard", "default_startup_program", "enable_static"}
 IMPORTED = re.compile(r"\b(trainer|transpiler)\.([A-Za-z_]\w*)")
 
@@ -164,6 +165,7 @@ class _Reader(ast.NodeVisitor):
     def __init__(self, bound: dict[str, str]) -> None:
         self.bound, self.uses = bound, set[Use]()
         self._modules = set[str]()  # names that stand for a whole module
+        self._stays = set[tuple[str, str]]()  # said once
         self.imports = set[str]()  # packages that the script imports
         self.static = False
 
@@ -219,7 +221,8 @@ class _Reader(ast.NodeVisitor):
             if (entry := _known(node.attr)) is not None:
                 self.uses.add(Use(node.lineno, ast.unparse(node), entry.write, entry.note))
         elif path.startswith(f"{OBJECT}."):
-            self._of_object(node, path)
+            if path.count(".") > 1:  # no object itself
+                self._of_object(node, path)
         elif self._theirs(path):
             covered = isinstance(node.value, ast.Name) and node.value.id in self._modules
             self._add(node, ast.unparse(node), path, covered)
@@ -266,6 +269,9 @@ class _Reader(ast.NodeVisitor):
         used = ast.unparse(node)
         if len(used) > 60:  # a chain of calls
             used = f"{owner}.{name}"
+        if entry.same and (owner, name) in self._stays:
+            return
+        self._stays.add((owner, name))
         write = used if entry.same else _ours(entry.write)
         self.uses.add(Use(node.end_lineno or node.lineno, used, write, entry.note))
 
@@ -292,7 +298,12 @@ class _Reader(ast.NodeVisitor):
             if base is None or base.count(".") > 1 and base.startswith(f"{OBJECT}."):
                 return self.bound.get(ast.unparse(node))
             return self.bound.get(ast.unparse(node), f"{base}.{node.attr}")
-        return self._made(node) if isinstance(node, ast.Call) else None
+        if isinstance(node, ast.Call):
+            return self._made(node)
+        parts = (
+            self._path(each) for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)
+        )
+        return next((each for each in parts if each and each.startswith(ARRAYS)), None)
 
     def _made(self, node: ast.Call) -> str | None:
         """The object that a call makes."""
@@ -300,6 +311,8 @@ class _Reader(ast.NodeVisitor):
         if path is None:
             return None
         root, *modules, name = path.split(".")
+        if root == ARRAYS:
+            return path
         if root == OBJECT:
             made = modules[0].partition(":")[2] if modules else name.partition(":")[2]
             if not modules:  # a class of the script's

@@ -79,6 +79,7 @@ BASES = {
     "fluid": ("static",),
     "layers": ("static",),
     "metrics": ("metric",),
+    "nn": ("clip",),
     "util": ("UtilBase",),
     "ExecutionStrategy": ("execution_strategy",),
     "InMemoryDataset": ("DatasetBase",),
