@@ -29,7 +29,8 @@ else:  # by itself, because its package imports torch, which takes seconds
 PAGE = "docs/coming_from/fluid.md"
 THEIRS = "paddle"
 OURS = ("pserver", *own_packages.PACKAGES)
-OBJECT = "object"  # begins the path of an object of the script: "object.Optimizer"
+# begin the path of an object, or a class, that the script makes: "object.Optimizer:paddle"
+OBJECT, CLASS = "object", "class"
 # what a call returns, where that is not an object of the class that is called
 RETURNED = {
     "clone": "Program",
@@ -48,6 +49,7 @@ MADE = {"Layer": "Layer", "Module": "Layer"}  # an object of a class by this nam
 MADE_IN = {"lr": "LRScheduler", "nn": "Layer", "optim": "Optimizer", "optimizer": "Optimizer"}
 # owners whose methods are known by their names alone, without these, which others have as well
 KNOWN = ("Optimizer", "Tensor", "Layer", "DataParallel")
+ELSEWHERE = {"astype", "full_name"}  # of numpy, of protobuf
 COMMON = {"backward", "cast", "gradient", "numpy", "set_value"}
 ARRAYS = "numpy"  # what is made of its names is no tensor
 STATIC = {"data", "Program", "program_guard", "default_startup_program", "enable_static"}
@@ -158,15 +160,16 @@ class _Reader(ast.NodeVisitor):
 
     Attributes:
         bound: by name, or by "self.name", a path: of a module, "paddle.nn"; of a name in it; or of
-            an object of the script's, "object.Optimizer".
+            an object of the script's, "object.Optimizer:paddle", with the root of its maker.
+        imports: the packages that the script imports.
         uses: what was found.
+        static: whether the script builds a static program.
     """
 
-    def __init__(self, bound: dict[str, str]) -> None:
-        self.bound, self.uses = bound, set[Use]()
+    def __init__(self, bound: dict[str, str], imports: Iterable[str] = ()) -> None:
+        self.bound, self.imports, self.uses = bound, set(imports), set[Use]()
         self._modules = set[str]()  # names that stand for a whole module
         self._stays = set[tuple[str, str]]()  # said once
-        self.imports = set[str]()  # packages that the script imports
         self.static = False
 
     # imports
@@ -218,7 +221,7 @@ class _Reader(ast.NodeVisitor):
     def visit_Attribute(self, node: ast.Attribute) -> None:  # noqa: N802
         path = self._path(node)
         if path is None:
-            if (entry := _known(node.attr)) is not None:
+            if (entry := self._known(node.attr)) is not None:
                 self.uses.add(Use(node.lineno, ast.unparse(node), entry.write, entry.note))
         elif path.startswith(f"{OBJECT}."):
             if path.count(".") > 1:  # no object itself
@@ -247,6 +250,18 @@ class _Reader(ast.NodeVisitor):
             entry = index.member("environment", node.value)
             if entry is not None:
                 self.uses.add(Use(node.lineno, node.value, entry.write, entry.note))
+
+    def _known(self, name: str) -> Name | None:
+        """The entry of a method that only their classes have, of an object that is not known.  In a
+        script of ours it must be in none of torch's or numpy's, either.
+        """
+        found = [each for owner in KNOWN if (each := index.member(owner, name)) is not None]
+        theirs = THEIRS in self.imports
+        if not found or name in COMMON or found[0].same:
+            return None
+        if theirs or ({*OURS} & self.imports and not any(each.same for each in found)):
+            return None if name in ELSEWHERE and not theirs else found[0]
+        return None
 
     def _theirs(self, path: str) -> bool:
         return path.partition(".")[0] == THEIRS
@@ -281,8 +296,11 @@ class _Reader(ast.NodeVisitor):
         if module == "pserver" and name in pserver.__all__:
             return
         module = "trainer.fleet" if module.endswith(".fleet") else module
-        known = _exports(module)
-        if name not in known and (known or index.member(module.rpartition(".")[2], name)):
+        package, _, last = module.rpartition(".")
+        known, missing = _exports(module), own_packages.place_of(module) is None
+        if missing and last in _exports(package):  # a class
+            return
+        if name not in known and (known or missing):
             entry = _answer(path)
             if entry is not None and own_packages.place_of(f"{module}.{name}") is None:
                 self.uses.add(_said(node.lineno, used, path, entry))
@@ -314,12 +332,12 @@ class _Reader(ast.NodeVisitor):
         if root == ARRAYS:
             return path
         if root == OBJECT:
-            made = modules[0].partition(":")[2] if modules else name.partition(":")[2]
-            if not modules:  # a class of the script's
-                return path
-            return f"{OBJECT}.{RETURNED[name]}:{made}" if name in RETURNED else None
+            made = modules[0].partition(":")[2] if modules else ""
+            return f"{OBJECT}.{RETURNED[name]}:{made}" if modules and name in RETURNED else None
+        if root == CLASS:
+            return None if modules else f"{OBJECT}.{name}"
         owner = RETURNED.get(name) or MADE.get(name)
-        if owner is None and name in index.members():
+        if owner is None and name[:1].isupper() and name in index.members():
             owner = name
         if owner is None and modules and name[:1].isupper():
             owner = next((MADE_IN[each] for each in reversed(modules) if each in MADE_IN), None)
@@ -369,7 +387,7 @@ class _Reader(ast.NodeVisitor):
             made = self._made(ast.Call(base, [], []))
             if made is not None:
                 self.bound["self"] = made
-                self.bound[node.name] = made
+                self.bound[node.name] = made.replace(OBJECT, CLASS, 1)
         self.generic_visit(node)
         self.bound.pop("self", None)
         if kept is not None:
@@ -384,13 +402,6 @@ def _same(entry: Name, path: str) -> bool:
     found = index.member("import", module)
     words = found.write.split() if found is not None else []
     return bool(words) and words[0] == "import" and entry.write == f"{words[1]}.{name}"
-
-
-def _known(name: str) -> Name | None:
-    """The entry of a method that only their classes have."""
-    found = (index.member(owner, name) for owner in KNOWN)
-    entry = next((each for each in found if each is not None), None)
-    return None if entry is None or entry.same or name in COMMON else entry
 
 
 def _hidden(script: Path, imports: Iterable[str]) -> Iterator[tuple[str, bool]]:
@@ -430,7 +441,7 @@ def check(script: str) -> Checked:
         raise ValueError(f"{script}: no Python 3: {error}") from None
     first = _Reader({})
     first.visit(tree)
-    reader = _Reader(first.bound)
+    reader = _Reader(first.bound, first.imports)
     reader.visit(tree)
     uses = sorted(reader.uses)
     hidden = list(_hidden(Path(script), reader.imports))

@@ -13,6 +13,8 @@ import pytest
 
 from pserver.__main__ import main
 from pserver.cli.check import Use, check
+from tests.support.pages import PAGES, fences
+from tests.support.pages import name as page_name
 from transpiler.names.names import member
 
 FLEET = """\
@@ -84,6 +86,7 @@ def test_each_line_is_named() -> None:
         (14, "nn.Layer", "torch.nn.Module"),
         (17, "self.add_sublayer", "model.add_module"),
         (24, "Adam", "torch.optim.Adam"),
+        (24, "fleet.distributed_optimizer", "fleet.distributed_optimizer"),
         (28, "paddle.to_tensor", "torch.tensor"),
         (31, "optimizer.clear_grad", "optimizer.zero_grad"),
         (32, "given.set_lr", 'for group in optimizer.param_groups: group["lr"] = lr'),
@@ -143,6 +146,10 @@ def test_imports_are_followed(text: str, line: str) -> None:
         "import torch\nloss = torch.ones(1)\nloss.backward()\nloss.numpy()",
         "import numpy as np\nnp.ones(1).astype('int')",
         "from pserver import Executor\nExecutor().run()",
+        "from pserver import fleet\nnet = fleet.distributed_model(1)\nnet(1).backward()",
+        "from torch import nn\nclass N(nn.Module): pass\nN()(1).backward()",
+        "from transpiler.clip import ClipGradByValue\nfrom trainer.job.job import distributed",
+        "from pserver import fleet\ndef f(x): return x.astype('int64')",
         "from .paddle import fleet\nfleet.util",
     ],
 )
@@ -150,6 +157,15 @@ def test_a_script_of_ours_has_nothing_to_change(text: str) -> None:
     """Nor one of torch alone."""
     assert uses(text) == []
     assert main(["check", "train.py"]) == 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_what_our_pages_show_has_nothing_to_change(page: Path) -> None:
+    """But what a page shows of Paddle's own."""
+    shown = [fence for fence in fences(page) if fence.language == "python"]
+    for fence in shown:
+        if "from paddle" not in fence.text:
+            assert uses(fence.text) == [], fence
 
 
 def test_files_beside_the_script(capsys: pytest.CaptureFixture[str], here: Path) -> None:
