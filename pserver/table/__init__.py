@@ -12,6 +12,7 @@ The files, in reading order::
     ids         unique ids, the server of an id, sums by id
     string_ids  ids of strings, by a hash
     kernels     numba's compilation of the arithmetic
+    xxh3        that hash of a column of strings at once
     index       the slot of an id's row, in memory that grows without copying
     rows        index and records as one object; initial values; values of 16 bits
     rules       a step's effect on the rows that it touches, rule by rule

@@ -32,6 +32,7 @@ SOURCES = (
     "kernels.py",
     "rows.py",
     "rules.py",
+    "xxh3.py",
 )
 
 Array = npt.NDArray[Any]
@@ -102,5 +103,32 @@ def _copy(context: Any, target: Any, source: Any, size: Any) -> Any:
     return types.void(types.uintp, types.uintp, types.intp), generate
 
 
+def _loads(bits: int) -> Any:
+    """The whole number of so many bits at an address, which need not be aligned; as a uint64."""
+
+    def _load(context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            where = builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
+            return builder.zext(builder.load(where, align=1), ir.IntType(64))
+
+        return types.uint64(types.uintp), generate
+
+    return intrinsic(_load)
+
+
+def _folded_product(context: Any, one: Any, other: Any) -> Any:
+    """The product of two uint64, 128 bits: its lower half xor its upper half."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        wide, word = ir.IntType(128), ir.IntType(64)
+        product = builder.mul(*(builder.zext(each, wide) for each in arguments))
+        upper = builder.lshr(product, wide(64))
+        return builder.xor(builder.trunc(product, word), builder.trunc(upper, word))
+
+    return types.uint64(types.uint64, types.uint64), generate
+
+
 prefetch: Any = intrinsic(_prefetch)
 copy: Any = intrinsic(_copy)
+load, load_half = _loads(64), _loads(32)
+folded_product: Any = intrinsic(_folded_product)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 import xxhash
 
 from pserver.table.string_ids import string_ids
+from pserver.table.xxh3 import hashed
 from trainer import DistributedEmbedding, fleet
 from trainer.serving import load_embedding
 
@@ -34,7 +36,22 @@ def test_ids_are_xxh3_of_the_bytes() -> None:
     pairs = [WORDS[:2], WORDS[2:]]
     assert torch.equal(string_ids(pairs), expected.reshape(2, 2))
     assert string_ids(WORDS, 10).tolist() == [digest % 10 for digest in digests]
+    assert hashed(np.frombuffer(COLUMN[0], np.uint8), COLUMN[1]).tolist() == expected.tolist()
     assert string_ids([]).shape == (0,) and string_ids([[], []]).shape == (2, 0)
+
+
+def test_a_column_has_the_same_ids_at_every_length() -> None:
+    """Compiled, of a column's bytes from any place on, and of bytes that the kernel leaves to the
+    library.
+    """
+    rng = random.Random(0)
+    lengths = [*range(300), *(rng.randint(0, 1000) for _ in range(300))]
+    texts = [rng.randbytes(length) for length in lengths]
+    ends = np.cumsum([0, *map(len, texts)])
+
+    found = hashed(np.frombuffer(b"".join(texts), np.uint8), ends.astype(np.int32)[1:])
+
+    assert found.tolist() == string_ids(texts[1:]).tolist()
 
 
 @pytest.mark.parametrize(
