@@ -1,4 +1,6 @@
-"""Rows: text in Criteo's format to columns, beside pyarrow's CSV reader and Python's csv module."""
+"""Rows: text in Criteo's format, and TSV with strings, to columns, beside pyarrow's CSV reader and
+Python's csv module.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from pathlib import Path
 import numpy as np
 from harness import Promise, Row, alternate, rows_of, timed
 
-from trainer.data.formats import CriteoLines, in_parallel
+from trainer.data.arrow import CsvLines
+from trainer.data.formats import CriteoLines, Format, in_parallel
+from trainer.data.pieces import Slot
 
 LINES, THREADS = 200_000, 2
 SETTING = f"{LINES} lines of one file in memory's cache, about 44 MB; {THREADS} threads each"
@@ -19,7 +23,14 @@ ARROW = Promise("data/criteo text", "pyarrow's CSV reader", 0.7, setting=SETTING
 LOOPS = Promise(
     "data/criteo text, one thread", "csv and loops", 5, setting="20000 lines of one file; 1 thread"
 )
-PROMISES = (ARROW, LOOPS)
+STRINGS = Promise(
+    "data/tsv with strings",
+    "pyarrow's CSV reader",
+    0.8,
+    setting=f"{LINES} lines of one file in memory's cache, about 52 MB: a label, 13 numbers and 26 "
+    f"strings, which become ids here and stay strings there; {THREADS} threads each",
+)
+PROMISES = (ARROW, LOOPS, STRINGS)
 DIGITS = 16
 
 
@@ -30,6 +41,10 @@ def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]
             path = _written(Path(folder) / "many", 2000 if tiny else LINES)
             calls = {"ours": _ours(path, THREADS), "pyarrow": _arrow(path)}
             yield from _row(ARROW, "pyarrow", calls, runs)
+        if STRINGS in wanted:
+            path = _written(Path(folder) / "words", 2000 if tiny else LINES, _word)
+            calls = {"ours": _ours(path, THREADS, _words()), "pyarrow": _arrow(path, '"')}
+            yield from _row(STRINGS, "pyarrow", calls, runs)
         if LOOPS in wanted:
             path = _written(Path(folder) / "few", 200 if tiny else LINES // 10)
             calls = {"ours": _ours(path, 1), "loops": lambda: _loops(path)}
@@ -43,25 +58,47 @@ def _row(
     return rows_of({promise: baseline}, medians, "ours", runs)
 
 
-def _written(path: Path, lines: int) -> Path:
+def _category(rng: random.Random) -> str:
+    return f"{rng.getrandbits(32):08x}"
+
+
+def _word(rng: random.Random) -> str:
+    """Few words often, many seldom, of 4 to 15 bytes."""
+    number = int(rng.paretovariate(0.3)) % 10**9
+    return f"{rng.choice(('item', 'k', 'shop'))}-{number}"
+
+
+def _written(path: Path, lines: int, category: Callable[[random.Random], str] = _category) -> Path:
     """Clicks as they come: a fifth of the fields is missing."""
     rng = random.Random(0)
     with path.open("w") as file:
         for _ in range(lines):
             fields = [str(rng.randint(0, 1000)) for _ in range(13)]
-            fields += [f"{rng.getrandbits(32):08x}" for _ in range(26)]
+            fields += [category(rng) for _ in range(26)]
             kept = [field if rng.random() > 0.2 else "" for field in fields]
             print(rng.choice("01"), *kept, sep="\t", file=file)
     return path
 
 
-def _ours(path: Path, threads: int) -> Callable[[], object]:
-    form = CriteoLines()
+def _words() -> CsvLines:
+    names = [f"f{place}" for place in range(40)]
+    numbers, words = Slot("numbers", "float32", 13), Slot("words", "string", 26)
+    return CsvLines(
+        [Slot("f0", "float32"), numbers, words],
+        columns=names,
+        delimiter="\t",
+        groups={"numbers": names[1:14], "words": names[14:]},
+        fill={"numbers": 0.0, "words": ""},
+    )
+
+
+def _ours(path: Path, threads: int, form: Format | None = None) -> Callable[[], object]:
+    form = form or CriteoLines()
     pieces = form.pieces(str(path))
     return lambda: sum(parsed.samples for _, parsed in in_parallel(form, pieces, threads, False))
 
 
-def _arrow(path: Path) -> Callable[[], object]:
+def _arrow(path: Path, quote: str | bool = False) -> Callable[[], object]:
     """The same columns, categories as text: their numbers are more work than this."""
     import pyarrow as pa
     import pyarrow.csv as pa_csv
@@ -71,7 +108,7 @@ def _arrow(path: Path) -> Callable[[], object]:
     kinds = {name: pa.float32() if place < 14 else pa.string() for place, name in enumerate(names)}
     options = (
         pa_csv.ReadOptions(column_names=names),
-        pa_csv.ParseOptions(delimiter="\t", quote_char=False),
+        pa_csv.ParseOptions(delimiter="\t", quote_char=quote),
         pa_csv.ConvertOptions(column_types=kinds),
     )
     return lambda: pa_csv.read_csv(str(path), *options)
