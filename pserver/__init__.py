@@ -310,6 +310,7 @@ if TYPE_CHECKING:
     from trainer import DistributedEmbedding as DistributedEmbedding
     from trainer import Executor as Executor
     from trainer import Normal as Normal
+    from trainer import ParquetRows as ParquetRows
     from trainer import ProbabilityEntry as ProbabilityEntry
     from trainer import ShowClickEntry as ShowClickEntry
     from trainer import Uniform as Uniform
@@ -434,6 +435,7 @@ __all__ = [
     "new_group",
     "nn",
     "Normal",
+    "ParquetRows",
     "Op",
     "ParamAttr",
     "parameter_groups",

@@ -178,8 +178,9 @@ if TYPE_CHECKING:
     from trainer.compat.scope import scope_guard as scope_guard
     from trainer.compat.variables import create_global_var as create_global_var
     from trainer.compat.variables import create_parameter as create_parameter
+    from trainer.data.arrow import CsvLines as CsvLines
+    from trainer.data.arrow import ParquetRows as ParquetRows
     from trainer.data.data_feed_desc import DataFeedDesc as DataFeedDesc
-    from trainer.data.formats import CsvLines as CsvLines
     from trainer.embedding.embedding import DistributedEmbedding as DistributedEmbedding
     from trainer.executor.executor import Executor as Executor
     from trainer.executor.loaded_program import CompiledProgram as CompiledProgram
@@ -226,6 +227,7 @@ __all__ = [
     "new_group",
     "Normal",
     "ParallelExecutor",
+    "ParquetRows",
     "ProbabilityEntry",
     "row_optimizers",
     "save_group_sharded_model",
@@ -247,7 +249,7 @@ _LATE = {
     "cpu_places": "compat.places",
     "create_global_var": "compat.variables",
     "create_parameter": "compat.variables",
-    "CsvLines": "data.formats",
+    "CsvLines": "data.arrow",
     "cuda_places": "compat.places",
     "DataFeedDesc": "data.data_feed_desc",
     "DataFeeder": "compat.feeders",
@@ -260,6 +262,7 @@ _LATE = {
     "load_inference_model": "executor.values",
     "load_program_state": "executor.values",
     "ParallelExecutor": "parallel_executor",
+    "ParquetRows": "data.arrow",
     "save_inference_model": "executor.values",
     "Scope": "compat.scope",
     "scope_guard": "compat.scope",

@@ -4,6 +4,7 @@ noticed, and a job that is started again goes on at the very sample.
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -173,3 +174,73 @@ def test_a_script_goes_on_at_the_position_it_saved(processes: Processes, kind: s
     every = [each for first, second in given.values() for each in first + second]
     assert sorted(sum(every, [])) == list(range(40))
     assert times(after) == [[2.0] * 40] * 2
+
+
+ONE_FILE = """
+import json, sys
+import torch
+from trainer import DistributedEmbedding, fleet
+from trainer.nn.functional import string_ids
+
+class Words(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = DistributedEmbedding(1, name="words")
+        self.out = torch.nn.Linear(1, 1)
+
+    def forward(self, ids):
+        return self.out(self.words(ids))
+
+strategy = fleet.DistributedStrategy()
+strategy.a_sync = sys.argv[1] == "async"
+fleet.init(strategy=strategy)
+model = fleet.distributed_model(Words())
+optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+
+def read(kind, path):
+    made = getattr(fleet, kind)()
+    slots = [fleet.Slot("id"), fleet.Slot("word", "string")]
+    made.init(batch_size=4, parser="tsv", use_var=slots)
+    made.set_filelist([path])
+    if kind == "InMemoryDataset":
+        made.load_into_memory()
+    return made
+
+for kind in ("InMemoryDataset", "QueueDataset"):
+    for batch in read(kind, "train-*.tsv.gz"):
+        assert torch.equal(batch["word"], string_ids([f"w {n}" for n in batch["id"].tolist()]))
+        model(batch["word"]).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print("seen", json.dumps([f"train {kind}", batch["id"].tolist()]), flush=True)
+    with torch.no_grad():
+        for batch in read(kind, "held-out.tsv"):
+            model(batch["word"])
+            print("seen", json.dumps([f"test {kind}", batch["id"].tolist()]), flush=True)
+fleet.save("saved")
+fleet.finish()
+"""
+
+
+@pytest.mark.parametrize("mode", ["async", RARE("sync")])
+def test_one_file_is_enough_for_two_trainers(processes: Processes, mode: str) -> None:
+    """In memory or from a queue, compressed, with texts: each sample is trained on and evaluated
+    once, on either trainer, without a shuffle, and the job ends with its save.
+    """
+    for name, samples in (("train-0.tsv.gz", 41), ("held-out.tsv", 9)):
+        rows = "".join(f"{n}\tw {n}\n" for n in range(samples))
+        packed = gzip.compress if name.endswith(".gz") else bytes
+        (processes.path / name).write_bytes(packed(("id\tword\n" + rows).encode()))
+    (processes.path / "one_file.py").write_text(ONE_FILE)
+    launch = ("-m", "pserver", "launch", "--servers", "1", "--trainers", "2", "one_file.py", mode)
+    started = processes.python("launch", *launch)
+
+    assert started.status(patience=200) == 0, started.lines
+    assert (processes.path / "saved").exists()
+    found = dict[str, list[list[int]]]()
+    for (_, what), batches in seen(started.lines).items():
+        found.setdefault(str(what), []).append(sum(batches, []))
+    for kind in ("InMemoryDataset", "QueueDataset"):
+        assert sorted(sum(found[f"train {kind}"], [])) == list(range(41)), found
+        assert sorted(found[f"test {kind}"]) == [[0, 1, 2, 3], [4, 5, 6, 7, 8]], found
+    assert len(found["train InMemoryDataset"]) == 2

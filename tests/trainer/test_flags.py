@@ -23,6 +23,8 @@ TORCHS = (
     "trainer.DataParallel.state_dict.keep_vars",
     "trainer.DataParallel.load_state_dict.",
     "trainer.CsvLines.parse.",
+    "trainer.CsvLines.count.",
+    "trainer.ParquetRows.",
 )
 NET = nn.Linear(2, 2)
 
@@ -55,6 +57,9 @@ def sharded(**flags: Any) -> None:
 
 
 CALLS: dict[str, Callable[[Any], Any]] = {
+    "trainer.CsvLines.__init__.line_breaks": lambda value: trainer.CsvLines(
+        [fleet.Slot("x")], line_breaks=value
+    ),
     "pserver.ServerConfig.__init__.await_servers": lambda value: pserver.ServerConfig(
         await_servers=value
     ),

@@ -74,6 +74,11 @@ class DataFeeder:
                     "DataFeeder: feed_list: expected transpiler.data(...), inputs of a program, "
                     f"their names or fleet.Slot(...), got {type(each).__name__}"
                 )
+            if isinstance(each, Slot) and each.text:
+                raise ValueError(
+                    f"DataFeeder: feed_list: {each.name!r}: expected a slot of numbers, got one "
+                    "of texts: string_ids(...) makes ids of them"
+                )
         names = [each.name for each in given]
         if not names or not all(names) or len(set(names)) < len(names):
             raise ValueError(

@@ -6,6 +6,7 @@ In reading order::
     pieces          files cut into pieces, slots of columns, and the trainers that share them
     text_kernels    numbers from text; numba, without the GIL
     lines           formats whose samples are lines of text; wrong lines
+    arrow           CSV and Parquet, by pyarrow
     formats         the formats by name
     data_feed_desc  the original's description of slots
     datasets        the datasets: settings, files, passes, shuffles

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,7 @@ from trainer.data.batches import (
     tensors_of,
 )
 from trainer.data.batches import part as part_of
-from trainer.data.pieces import Piece, Slot, Trainers, files_of, size_of, slots_of
+from trainer.data.pieces import Piece, Slot, Trainers, files_at, files_of, size_of, slots_of
 from transpiler.files.files import shown
 from transpiler.names.names import missing_member
 
@@ -235,8 +235,30 @@ FILES = 3  # that a message names
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The samples of a piece that a trainer has.
+
+    Attributes:
+        piece: that has them.
+        samples: of the whole piece, as they were counted; None: it has all, which nothing counted.
+        first, stop: of its samples.
+    """
+
+    piece: Piece
+    samples: int | None = None
+    first: int = 0
+    stop: int = 0
+
+
+def bounds_of(samples: int, trainers: int) -> Array:
+    """int64 [trainers + 1]: the bounds of equal ranges of samples."""
+    return np.array([samples * trainer // trainers for trainer in range(trainers + 1)], np.int64)
+
+
 class FileDataset(ABC):
-    """Samples in files, of which each trainer reads its own.
+    """Samples in files, of which each trainer reads its own; where there are fewer files than
+    trainers, its own range of their samples.
 
     Args:
         trainers: of the job.
@@ -253,6 +275,8 @@ class FileDataset(ABC):
         self._parser: Any = "multislot"
         self._slots: tuple[Slot, ...] = ()
         self._made: Format | None = None
+        # where trainers divide the samples: what was counted, the pieces, and the samples of each
+        self._counted_rows: tuple[Any, list[Piece], list[int]] | None = None
         self.wrong_lines = self.number = 0
         self._said, self._warning = set[str](), RepeatedWarning(log)  # reported wrong lines
         self._given = 0  # batches of the current pass
@@ -323,17 +347,21 @@ class FileDataset(ABC):
         self, filelist: Sequence[str], trainer_id: int | None = None, trainers: int | None = None
     ) -> None:
         """Sets the files of all trainers, or their URLs: trainer i of n reads files i, i + n, ...
+        Where there are fewer than trainers, each trainer reads an equal range of their samples.
 
         Args:
-            filelist: the same on every trainer.
+            filelist: the same on every trainer; a path or URL with ``*``, ``?`` or ``[`` stands for
+                the files that match it, in the order of their names.
             trainer_id, trainers: None: those of the job; 0 and 1: this trainer reads all files.
 
         Raises:
             TypeError: it is one text.
             ValueError: a file is listed twice, or there is no such trainer.
+            FileNotFoundError: no file matches a pattern.
         """
         if isinstance(filelist, str) or not all(isinstance(path, str) for path in filelist):
             raise TypeError(f"set_filelist: expected a list of paths, got {filelist!r}")
+        filelist = files_at(filelist)
         often, times = Counter(filelist).most_common(1)[0] if filelist else ("", 0)
         if times > 1:
             raise ValueError(f"set_filelist: expected each file once, got {often} twice")
@@ -348,9 +376,11 @@ class FileDataset(ABC):
         self._part = None if trainer_id is None or trainers is None else (trainer_id, trainers)
 
     def get_filelist(self) -> list[str]:
-        """The files that this trainer reads."""
+        """The files that this trainer reads; where there are fewer than trainers it reads a part of
+        each.
+        """
         index, of = self.place
-        return list(self._files[index::of])
+        return list(self._files if self._by_rows(of) else self._files[index::of])
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -384,18 +414,46 @@ class FileDataset(ABC):
             self._made = format_of(self._parser, self._slots)
         return self._made
 
-    def _pieces(self) -> list[Piece]:
-        """The pieces of this trainer's files."""
+    def _by_rows(self, trainers: int) -> bool:
+        """Whether so many trainers divide the samples, as there are too few files."""
+        return 0 < len(self._files) < trainers
+
+    def _mine(self) -> list[Rows]:
+        """The samples of this trainer: those of its files; where there are fewer files than
+        trainers, an equal range of the samples of all files.
+
+        Raises:
+            RuntimeError: ``set_filelist`` was not called.
+            WrongLine, ValueError, OSError: samples are counted, and a file cannot be read.
+        """
         self._check_files()
-        files = self.get_filelist()
-        if not files:
-            index, of = self.place
-            log.warning(
-                "trainer %d of %d has no file: there are %d; before a pass that trains call "
-                "global_shuffle() of an InMemoryDataset, or give as many files as trainers",
-                *(index, of, len(self._files)),
-            )
-        return [piece for path in files for piece in self._format().pieces(path)]
+        index, of = self.place
+        if not self._by_rows(of):
+            files = self.get_filelist()
+            return [Rows(piece) for path in files for piece in self._format().pieces(path)]
+        pieces, counts = self._all_rows()
+        begin, end = bounds_of(sum(counts), of)[index : index + 2].tolist()
+        if begin == end:
+            log.warning("trainer %d of %d has no sample: there are %d", index, of, sum(counts))
+        found, at = [], 0
+        for piece, samples in zip(pieces, counts, strict=True):
+            first, stop = max(begin - at, 0), min(end - at, samples)
+            if first < stop:
+                found.append(Rows(piece, samples, first, stop))
+            at += samples
+        return found
+
+    def _all_rows(self) -> tuple[list[Piece], list[int]]:
+        """The pieces of all files, and the number of samples of each, counted once."""
+        known = self._files, [size_of(path) for path in self._files], self.parsing
+        if self._counted_rows is None or self._counted_rows[0] != known:
+            pieces = [piece for path in self._files for piece in self._format().pieces(path)]
+            counts = list(self.counted(pieces))
+            self.check_samples(pieces, counts)
+            if not sum(counts):
+                raise _nothing(self._files)
+            self._counted_rows = known, pieces, counts
+        return self._counted_rows[1], self._counted_rows[2]
 
     def all_pieces(self) -> list[Piece]:
         """The pieces of all trainers' files, in their order.
@@ -416,21 +474,26 @@ class FileDataset(ABC):
         if not self._files:
             raise RuntimeError("expected set_filelist() before files are read")
 
-    def _read_all(self, pieces: Sequence[Piece]) -> Generator[Parsed]:
-        """The samples of all pieces of this trainer's files, in their order.
+    def _read_all(self, mine: Sequence[Rows]) -> Generator[Parsed]:
+        """The samples of this trainer, piece by piece, in their order.
 
         Raises:
-            ValueError: there is no sample; see :meth:`check_samples`.
+            ValueError: there is no sample, see :meth:`check_samples`; or a file has changed since
+                its samples were counted.
         """
-        samples, last = Counter[str](), {piece.path: piece for piece in pieces}
-        with closing(self._parsed(pieces)) as found:
-            for piece, parsed in zip(pieces, found, strict=True):
-                samples[piece.path] += parsed.samples
-                if piece is last[piece.path]:
-                    self._check_file(piece.path, samples[piece.path])
+        samples, last = Counter[str](), {each.piece.path: each for each in mine}
+        with closing(self._parsed(each.piece for each in mine)) as found:
+            for each, parsed in zip(mine, found, strict=True):
+                if each.samples is not None:
+                    parsed.expect(each.samples, each.piece)
+                    parsed = replace(parsed, blocks=parsed.part(each.first, each.stop))
+                samples[each.piece.path] += parsed.samples
+                if each is last[each.piece.path]:
+                    self._check_file(each.piece.path, samples[each.piece.path])
                 yield parsed
         files = self.get_filelist()
-        if files and not samples.total() and not self.shared:
+        counted = self._by_rows(self.place[1])  # and there is a sample, perhaps of others
+        if files and not samples.total() and not self.shared and not counted:
             raise _nothing(files)
 
     def check_samples(self, pieces: Sequence[Piece], counts: Sequence[int]) -> None:
@@ -696,22 +759,31 @@ class SamplePlaces:
         files: of each piece, the number of its file; pieces are in the order of the files.
         counts: of each piece, its samples.
         trainers: trainer i of n has read files i, i + n, ...
+        by_rows: each trainer has read an equal range of all samples instead.
 
     Attributes:
         parts: the number of samples that each trainer has read.
     """
 
-    def __init__(self, files: Sequence[int], counts: Sequence[int], trainers: int) -> None:
+    def __init__(
+        self, files: Sequence[int], counts: Sequence[int], trainers: int, by_rows: bool = False
+    ) -> None:
         own, self.trainers = np.array(counts, np.int64), trainers
         self._ends = own.cumsum()
         self._begins = self._ends - own
+        # runs of samples that one trainer has read: their bounds, and the trainer
+        self._runs = np.concatenate(([0], self._ends))
         self._part = np.array(files, np.int64) % trainers
-        # the pieces of each part, and where each begins among its part's samples
+        if by_rows:
+            self._runs = bounds_of(int(own.sum()), trainers)
+            self._part = np.arange(trainers)
+        lengths = np.diff(self._runs)
+        # the runs of each part, and where each begins among its part's samples
         self._of_part = [np.flatnonzero(self._part == part) for part in range(trainers)]
-        self._first = np.zeros(len(own), np.int64)
-        for pieces in self._of_part:
-            self._first[pieces] = own[pieces].cumsum() - own[pieces]
-        self.parts = [int(own[pieces].sum()) for pieces in self._of_part]
+        self._first = np.zeros(len(lengths), np.int64)
+        for runs in self._of_part:
+            self._first[runs] = lengths[runs].cumsum() - lengths[runs]
+        self.parts = [int(lengths[runs].sum()) for runs in self._of_part]
 
     def pieces(self, indices: Array) -> tuple[Array, Array]:
         """The pieces of samples, and the place of each in its piece."""
@@ -720,20 +792,21 @@ class SamplePlaces:
 
     def numbers(self, indices: Array) -> Array:
         """The numbers of samples by their indices."""
-        pieces, places = self.pieces(indices)
-        numbers: Array = (self._part[pieces] << PLACE_BITS) + self._first[pieces] + places
+        runs = np.searchsorted(self._runs[1:], indices, "right")
+        places = self._first[runs] + indices - self._runs[runs]
+        numbers: Array = (self._part[runs] << PLACE_BITS) + places
         return numbers
 
     def indices(self, numbers: Array) -> Array:
         """The indices of samples by their numbers."""
         parts, places = numbers >> PLACE_BITS, numbers & (2**PLACE_BITS - 1)
         found = np.empty(len(numbers), np.int64)
-        for part, pieces in enumerate(self._of_part):
+        for part, runs in enumerate(self._of_part):
             mine = np.flatnonzero(parts == part)
             if len(mine):
-                at = np.searchsorted(self._first[pieces], places[mine], "right") - 1
-                piece = pieces[at]
-                found[mine] = self._begins[piece] + places[mine] - self._first[piece]
+                at = np.searchsorted(self._first[runs], places[mine], "right") - 1
+                run = runs[at]
+                found[mine] = self._runs[run] + places[mine] - self._first[run]
         return found
 
 
@@ -871,17 +944,21 @@ class InMemoryDataset(FileDataset):
             ValueError: a file with bytes has no sample, or there is none at all.
             OSError: a file cannot be read.
         """
-        began, pieces = time.perf_counter(), self._pieces()
+        began, self._counted_rows, self._read = time.perf_counter(), None, {}
+        mine = self._mine()
         blocks, samples, read = [{slot.name: slot.empty() for slot in self.slots}], 0, []
         shown = progress and self._trainers.shows()
-        with LoadBar("loading", len(pieces), shown) as bar:
-            for done, parsed in enumerate(self._read_all(pieces), 1):
+        with LoadBar("loading", len(mine), shown) as bar:
+            for done, parsed in enumerate(self._read_all(mine), 1):
                 blocks += [dict(block) for block in parsed.blocks]
                 read.append(parsed.samples)
                 samples += parsed.samples
                 bar.at(done, samples)
         self._forget()
-        self._read, self._loaded = dict(zip(pieces, read, strict=True)), self._files
+        known = zip((each.piece for each in mine), read, strict=True)
+        if self._counted_rows is not None:
+            known = zip(*self._counted_rows[1:], strict=True)
+        self._read, self._loaded = dict(known), self._files
         self._columns = joined(blocks)
         self._columns[NUMBER] = numbers_of(self.place[0], samples)
         log.info(
@@ -1011,7 +1088,8 @@ class InMemoryDataset(FileDataset):
         """The samples of each trainer, in their order, with this number of trainers."""
         (pieces, counts), made = self.where, (trainers, self.shuffles)
         if self._shared is None or self._shared[0] != made:
-            places = SamplePlaces(files_of(pieces, self._loaded), counts, trainers)
+            files, by_rows = files_of(pieces, self._loaded), len(self._loaded) < trainers
+            places = SamplePlaces(files, counts, trainers, by_rows)
             self._shared = made, SharedOrder(places, self.shuffles)
         return self._shared[1]
 
@@ -1102,10 +1180,10 @@ class QueueDataset(FileDataset):
 
     def batches(self, first: int = 0) -> Iterator[Batch]:
         """A pass, from this batch on; those before it are read, and left out."""
-        pieces, size, drop_last = self._pieces(), self._batch_size, self._drop_last
+        mine, size, drop_last = self._mine(), self._batch_size, self._drop_last
 
         def made() -> Iterator[Batch]:
-            with closing(self._read_all(pieces)) as found:
+            with closing(self._read_all(mine)) as found:
                 blocks = (block for parsed in found for block in parsed.blocks)
                 for columns in _cut(blocks, first * size, size, drop_last):
                     yield tensors_of(columns)

@@ -10,11 +10,14 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from multiprocessing.connection import wait
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from pserver.table.string_ids import string_ids
+from trainer.data.arrow import CsvLines, ParquetRows
 from trainer.data.batches import Array, Column, Columns
 from trainer.data.data_feed_desc import DataFeedDesc
 from trainer.data.lines import (
@@ -27,16 +30,14 @@ from trainer.data.lines import (
     quoted,
     why_of_fields,
 )
-from trainer.data.pieces import Piece, Slot, opened
+from trainer.data.pieces import Piece, Slot
 from trainer.data.text_kernels import (
     CATEGORIES,
     NUMBERS,
     criteo_lines,
-    csv_lines,
     multislot_lines,
     pick,
 )
-from transpiler.files.files import shown
 
 # ---- criteo lines ----
 #
@@ -93,123 +94,6 @@ class CriteoLines(LineFormat):
         return Lines(columns, wrong, first, why)
 
 
-# ---- csv lines ----
-#
-# CSV: numbers by the names of their columns.
-
-
-class CsvLines(LineFormat):
-    """Lines of fields, of which slots name those that are read; they hold numbers.
-
-    Other columns may hold anything, also fields between quotes, but no end of a line.
-
-    Args:
-        slots: dense ones; a slot of width 0 is the column of its name.
-        columns: the names of a file's columns, where its first line does not say them.
-        delimiter: one character between fields.
-        groups: for each slot of a width the names of its columns.
-        fill: what an empty field is; None: it is wrong.
-
-    Example::
-
-        slots = [fleet.Slot("label", "float32"), fleet.Slot("numbers", "float32", 2)]
-        parser = CsvLines(slots, groups={"numbers": ["a", "b"]}, fill=0.0)
-        dataset = fleet.InMemoryDataset()
-        dataset.init(batch_size=4, parser=parser)
-
-    Raises:
-        ValueError: there is no slot, one is ragged, or a slot has another number of columns than
-            its width says.
-    """
-
-    def __init__(
-        self,
-        slots: Sequence[Slot],
-        columns: Sequence[str] = (),
-        delimiter: str = ",",
-        groups: Mapping[str, Sequence[str]] | None = None,
-        fill: float | None = None,
-    ) -> None:
-        self.slots, self._columns, groups = tuple(slots), tuple(columns), dict(groups or {})
-        if not slots:
-            raise ValueError("csv: expected use_var, the columns to read, got none")
-        if len(delimiter.encode()) != 1 or delimiter in '\r\n"':
-            raise ValueError(f"csv: delimiter: expected one character, got {delimiter!r}")
-        if unknown := set(groups) - {slot.name for slot in slots}:
-            raise ValueError(f"csv: groups: no slot of use_var is {min(unknown)!r}")
-        self._delimiter = delimiter.encode()
-        self._fill = np.nan if fill is None else float(fill)
-        self._wanted = [(slot, _names(slot, groups)) for slot in slots]
-        self.head_lines = 0 if columns else 1
-
-    def parse(self, text: bytes, skip: bool, head: bytes) -> Lines:
-        """See :meth:`LineFormat.parse`.
-
-        Raises:
-            ValueError: the file lacks a column, or has two of its name, or the names are no UTF-8.
-        """
-        columns = self._columns_of(head)
-        fields = [(name, slot) for slot, names in self._wanted for name in names]
-        places = np.full(len(columns), -1, np.int64)
-        for place, (name, _) in enumerate(fields):
-            if columns.count(name) != 1:
-                raise ValueError(
-                    f"expected one column {name!r}, got the columns {', '.join(columns)}"
-                )
-            places[columns.index(name)] = place
-        floats = np.array([not slot.whole for _, slot in fields], np.uint8)
-        whole = np.empty((text.count(b"\n"), len(fields)), np.int64)
-        hard = np.empty(1 + whole.size, np.int64)
-        hard[0] = 0
-        right, wrong, first, begin, end, place = csv_lines(
-            buffer_of(text),
-            self._delimiter[0],
-            places,
-            floats,
-            self._fill,
-            whole,
-            hard,
-            skip,
-        )
-        found, at = {}, 0
-        for slot, names in self._wanted:
-            values = np.ascontiguousarray(whole[:right, at : at + len(names)]).reshape(-1)
-            values = values if slot.whole else exact(values, hard, text)
-            found[slot.name] = slot.column(values, np.empty(0, np.int64))
-            at += len(names)
-        why = self._why(text[begin:end], columns, place) if wrong else ""
-        return Lines(found, wrong, first, why)
-
-    def _columns_of(self, head: bytes) -> list[str]:
-        if self._columns:
-            return list(self._columns)
-        try:
-            line = head.decode("utf-8-sig").removesuffix("\r")
-        except UnicodeDecodeError:
-            raise ValueError(f"expected the columns' names in UTF-8, got {head[:60]!r}") from None
-        names = line.split(self._delimiter.decode())
-        return [name.strip().strip('"') for name in names]
-
-    def _why(self, line: bytes, columns: Sequence[str], place: int) -> str:
-        kinds = {name: slot.whole for slot, names in self._wanted for name in names}
-        expected = [
-            f"{name}: expected a {'whole number of 64 bits' if kinds.get(name) else 'number'}"
-            for name in columns
-        ]
-        return why_of_fields(line, self._delimiter, expected, place)
-
-
-def _names(slot: Slot, groups: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """The columns of a slot."""
-    names = tuple(groups.get(slot.name, (slot.name,)))
-    if slot.width is None or len(names) != max(slot.width, 1):
-        raise ValueError(
-            f"csv: slot {slot.name!r}: expected a dense slot with a column for each of its values, "
-            f"got {slot.values} and the columns {', '.join(names)}"
-        )
-    return names
-
-
 # ---- multislot lines ----
 #
 # The original's MultiSlot text: for each slot of a line a count, and then that many values.
@@ -230,6 +114,12 @@ class MultiSlotLines(LineFormat):
     def __init__(self, slots: Sequence[Slot], used: Collection[str] | None = None) -> None:
         if not slots:
             raise ValueError("multislot: expected use_var, the slots of a line, got none")
+        for slot in slots:
+            if slot.text:
+                raise ValueError(
+                    f"multislot: slot {slot.name!r}: expected numbers, got {slot.dtype!r}: csv, "
+                    "parquet and a function of the script have texts"
+                )
         self._line = tuple(slots)
         self._used = [n for n, slot in enumerate(slots) if used is None or slot.name in used]
         self.slots = tuple(slots[number] for number in self._used)
@@ -279,130 +169,6 @@ class MultiSlotLines(LineFormat):
         expected = f"slot {slot.name!r}: expected a count and {slot.values}, each a {kind}"
         got = b" ".join(words[at:])
         return f"{expected}, got {quoted(got) if got else 'nothing'}"
-
-
-# ---- parquet ----
-#
-# Columns of Parquet files, by pyarrow, which the extra ``parquet`` brings.
-
-
-class Parquet:
-    """Slots by the names of columns; lists are ragged, or dense where all have one length.
-
-    A null is wrong.  ``read`` gives a piece's samples; wrong rows are never left out, as a Parquet
-    file has no lines that could be torn.
-
-    Args:
-        slots: which columns to read.
-
-    Raises:
-        ValueError: there is no slot.
-        ImportError: pyarrow is not installed.
-    """
-
-    in_processes = False
-    each_line = True
-
-    def __init__(self, slots: Sequence[Slot]) -> None:
-        if not slots:
-            raise ValueError("parquet: expected use_var, the columns to read, got none")
-        self.slots = tuple(slots)
-        _parquet()
-
-    def pieces(self, path: str) -> list[Piece]:
-        """One for each group of rows.
-
-        Raises:
-            OSError: the file cannot be read, or is no Parquet file.
-            ValueError: it has no row.
-        """
-        with opened(path) as file:
-            groups = self._file(file, path).num_row_groups
-        if not groups:
-            raise ValueError(f"{shown(path)}: expected rows, got a Parquet file without any")
-        return [Piece(path, group, group + 1) for group in range(groups)]
-
-    def read(self, piece: Piece, skip: bool) -> Parsed:
-        """The samples of a group of rows.
-
-        Raises:
-            OSError: the file cannot be read.
-            ValueError: it lacks a column, or a column holds something else than its slot.
-        """
-        names = [slot.name for slot in self.slots]
-        with opened(piece.path) as file:
-            source = self._file(file, piece.path)
-            known = source.schema_arrow.names
-            for name in names:
-                if name not in known:
-                    raise ValueError(
-                        f"{piece.shown}: expected a column {name!r}, got {', '.join(known)}"
-                    )
-            table = source.read_row_group(piece.begin, names, use_threads=False)
-        columns = {slot.name: _column(slot, table.column(slot.name), piece) for slot in self.slots}
-        return Parsed([columns] if table.num_rows else [])
-
-    def why_nothing(self, path: str) -> str:
-        """See :meth:`trainer.data.lines.LineFormat.why_nothing`."""
-        return "its groups of rows are empty"
-
-    def count(self, piece: Piece, skip: bool) -> int:
-        """The number of rows of a group, from the file's metadata.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
-        with opened(piece.path) as file:
-            return int(self._file(file, piece.path).metadata.row_group(piece.begin).num_rows)
-
-    @staticmethod
-    def _file(file: Any, path: str) -> Any:
-        arrow, parquet = _parquet()
-        try:
-            return parquet.ParquetFile(file)
-        except arrow.ArrowInvalid as error:
-            raise OSError(f"expected a Parquet file, got: {error}") from None
-
-
-def _column(slot: Slot, chunked: Any, piece: Piece) -> Column:
-    arrow, _ = _parquet()
-    array = chunked.combine_chunks() if chunked.num_chunks != 1 else chunked.chunk(0)
-    if arrow.types.is_large_list(array.type) or arrow.types.is_list(array.type):
-        counts = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-        values = array.flatten()
-    else:
-        counts, values = np.ones(len(array), np.int64), array
-    wrong = ""
-    if array.null_count or values.null_count:
-        wrong = "a null"
-    elif not (
-        arrow.types.is_integer(values.type)
-        or (not slot.whole and arrow.types.is_floating(values.type))
-        or arrow.types.is_boolean(values.type)
-    ):
-        wrong = f"{array.type}"
-    elif slot.width is not None and not (counts == max(slot.width, 1)).all():
-        wrong = f"{counts[counts != max(slot.width, 1)][0]} values"
-    if wrong:
-        kind = "whole numbers" if slot.whole else "numbers"
-        raise ValueError(
-            f"{piece.shown}, row group {piece.begin}, column {slot.name!r}: expected {kind}, "
-            f"{slot.values} in each row, got {wrong}"
-        )
-    return slot.column(np.array(values), counts.astype(np.int64))  # arrow's own is read-only
-
-
-def _parquet() -> tuple[Any, Any]:
-    """pyarrow and its module for Parquet."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise ImportError(
-            "parser='parquet': expected pyarrow, which pip install '.[parquet]' in a checkout of "
-            "pserver brings"
-        ) from None
-    return pyarrow, pyarrow.parquet
 
 
 # ---- python lines ----
@@ -486,13 +252,16 @@ def _cut(text: str, most: int = 3 * SHOWN_BYTES) -> str:
 
 def _values(slot: Slot, given: Any) -> Any:
     """A slot's values in one line."""
-    values = np.atleast_1d(np.asarray(given, None if len(np.atleast_1d(given)) else slot.dtype))
+    if slot.text:
+        given = string_ids([given] if isinstance(given, str | bytes) else given).numpy()
+    values = np.atleast_1d(np.asarray(given, None if len(np.atleast_1d(given)) else slot.array))
     if slot.width is not None and values.shape != (max(slot.width, 1),):
         raise ValueError(f"slot {slot.name!r}: expected {slot.values}, got {_shown(given)}")
-    if values.ndim != 1 or values.dtype.kind not in ("iub" if slot.whole else "iubf"):
-        kind = "whole numbers" if slot.whole else "numbers"
+    whole = slot.array == "int64"
+    if values.ndim != 1 or values.dtype.kind not in ("iub" if whole else "iubf"):
+        kind = "whole numbers" if whole else "numbers"
         raise ValueError(f"slot {slot.name!r}: expected {kind}, got {_shown(given)}")
-    return values.astype(slot.dtype)
+    return values.astype(slot.array)
 
 
 # ---- formats ----
@@ -528,7 +297,8 @@ FORMATS: dict[str, Callable[[Sequence[Slot]], Format]] = {
     "criteo": CriteoLines,
     "csv": CsvLines,
     "multislot": MultiSlotLines,
-    "parquet": Parquet,
+    "parquet": ParquetRows,
+    "tsv": partial(CsvLines, delimiter="\t"),
 }
 
 
@@ -550,7 +320,7 @@ def format_of(parser: Any, slots: Sequence[Slot]) -> Format:
         return FORMATS[parser](slots)
     if isinstance(parser, DataFeedDesc):
         parser = MultiSlotLines(parser.slots, parser.used)
-    if isinstance(parser, LineFormat | Parquet):
+    if isinstance(parser, LineFormat | ParquetRows):
         if slots and tuple(slots) != parser.slots:
             raise ValueError(
                 "use_var: expected the slots of the parser, or none, got "

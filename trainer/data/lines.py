@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.data.batches import Array, Columns, samples_of
+from trainer.data.batches import Array, Columns, part, samples_of
 from trainer.data.pieces import Piece, Slot, blocks_of, lines_before, pieces_of
+from trainer.data.text_kernels import line_ends
 
 SHOWN_BYTES = 60  # of a wrong field, in a message
 
@@ -38,6 +39,29 @@ class Parsed:
     def samples(self) -> int:
         """The number of samples."""
         return sum(map(samples_of, self.blocks))
+
+    def expect(self, samples: int, piece: Piece) -> None:
+        """Checks that a piece has as many samples as were counted.
+
+        Raises:
+            ValueError: it has more or fewer.
+        """
+        if self.samples != samples:
+            raise ValueError(
+                f"{piece.shown}: expected {samples} samples, as when they were counted, got "
+                f"{self.samples}: a file must not change while a job reads it"
+            )
+
+    def part(self, first: int, stop: int) -> list[Columns]:
+        """The samples from ``first`` to ``stop``, in order."""
+        at, found = 0, list[Columns]()
+        for block in self.blocks:
+            samples = samples_of(block)
+            begin, end = max(first, at), min(stop, at + samples)
+            if begin < end:
+                found.append(part(block, begin - at, end - at))
+            at += samples
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,22 +177,14 @@ class LineFormat(ABC):
 
     def _texts(self, piece: Piece) -> Iterator[tuple[bytes, int]]:
         """Blocks of lines, each with the number of its first line in the piece, from 0."""
-        number, head = 0, self.head_lines if not piece.begin else 0
+        number = 0
         for text in blocks_of(piece):
-            lines = text.count(b"\n")
-            left_out = min(head, lines)
-            head -= left_out
-            for _ in range(left_out):
-                text = text[text.index(b"\n") + 1 :]
-            if text:
-                yield text, number + left_out
-            number += lines
+            yield text, number
+            number += line_ends(buffer_of(text))
 
     def _head(self, piece: Piece) -> bytes:
-        if not self.head_lines:
-            return b""
-        text = next(blocks_of(Piece(piece.path, 0, 1 if piece.end is not None else None)), b"")
-        return b"\n".join(text.split(b"\n")[: self.head_lines])
+        """The lines at the beginning of the piece's file that are no samples."""
+        return b""
 
 
 def buffer_of(text: bytes) -> Array:

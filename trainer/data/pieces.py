@@ -21,6 +21,7 @@ from zipfile import BadZipFile
 
 import fsspec
 import numpy as np
+from fsspec.core import has_magic
 from fsspec.utils import infer_compression
 
 from pserver.storage.remote import hidden, options_of
@@ -34,7 +35,7 @@ from transpiler.files.files import shown
 # The columns of a dataset.
 
 
-DTYPES = ("int64", "float32", "float64")
+DTYPES = ("int64", "float32", "float64", "string")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,12 @@ class Slot:
     Example::
 
         labels, words = Slot("label", "float32"), Slot("words", width=None)
+        brands = Slot("brand", "string")  # its column is int64: an id for each text
 
     Attributes:
         name: of the column.
-        dtype: "int64", "float32" or "float64".
+        dtype: "int64", "float32", "float64"; or "string": texts, which become ids of int64, those
+            that ``trainer.nn.functional.string_ids`` gives them on every machine.
         width: values of each sample; 0: one value, and the column is [samples]; None: any number
             of them, and the column is ragged.
 
@@ -74,6 +77,21 @@ class Slot:
         return self.dtype == "int64"
 
     @property
+    def text(self) -> bool:
+        """Whether its values are texts in the files."""
+        return self.dtype == "string"
+
+    @property
+    def array(self) -> str:
+        """The dtype of its column."""
+        return "int64" if self.text else self.dtype
+
+    @property
+    def kind(self) -> str:
+        """A value of a file, in words."""
+        return "text" if self.text else "a whole number of 64 bits" if self.whole else "a number"
+
+    @property
     def values(self) -> str:
         """The number of values of a sample, in words."""
         if self.width is None:
@@ -82,14 +100,14 @@ class Slot:
 
     def column(self, values: Array, counts: Array) -> Column:
         """The column of these values, of which each sample has ``counts``."""
-        values = values.astype(self.dtype, copy=False)
+        values = values.astype(self.array, copy=False)
         if self.width is None:
             return Ragged.of(values, counts)
         return values if self.width == 0 else values.reshape(-1, self.width)
 
     def empty(self) -> Column:
         """The column of no samples."""
-        return self.column(np.empty(0, self.dtype), np.empty(0, np.int64))
+        return self.column(np.empty(0, self.array), np.empty(0, np.int64))
 
 
 def slots_of(use_var: Iterable[Any]) -> tuple[Slot, ...]:
@@ -156,20 +174,74 @@ class Piece:
         return shown(self.path)
 
 
+def pyarrow(what: str) -> Any:
+    """The package pyarrow.
+
+    Args:
+        what: needs it.
+
+    Raises:
+        ImportError: it cannot be imported; the message names the extra, and what has failed.
+    """
+    try:
+        import pyarrow.csv
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ImportError(
+            f"{what}: expected pyarrow, which pip install '.[data]' in a checkout of pserver "
+            f"brings: {error}"
+        ) from error
+    return pyarrow
+
+
+def _is_zstd(path: str) -> bool:
+    return path.endswith(".zst")
+
+
 @contextmanager
 def opened(path: str) -> Iterator[IO[bytes]]:
     """A file's bytes, decompressed by the ending of its name.
 
     Raises:
         OSError: it cannot be read, or its compressed bytes are torn.
+        ImportError: it ends in .zst, and pyarrow is not installed.
     """
+    how = None if _is_zstd(path) else "infer"
+    arrow = pyarrow(f"{shown(path)}: a file that ends in .zst") if _is_zstd(path) else None
     try:
-        with fsspec.open(path, "rb", compression="infer", **options_of(path)) as file:
-            yield file
+        with fsspec.open(path, "rb", compression=how, **options_of(path)) as file:
+            yield file if arrow is None else arrow.CompressedInputStream(file, "zstd")
     except FileNotFoundError:
         raise FileNotFoundError(f"{shown(path)}: there is no such file") from None
     except TORN as error:
         raise OSError(f"{shown(path)}: {hidden(str(error)) or type(error).__name__}") from None
+
+
+def files_at(paths: Iterable[str]) -> list[str]:
+    """The files that paths name: a path or a URL with ``*``, ``?`` or ``[`` is a pattern, unless a
+    file has this name, and stands for the files that match it, in the order of their names.
+
+    Raises:
+        FileNotFoundError: no file matches a pattern.
+    """
+    found = list[str]()
+    for path in paths:
+        if not has_magic(path) or path.startswith(("http://", "https://")):  # "?" begins a query
+            found.append(path)
+            continue
+        store, pattern = fsspec.core.url_to_fs(path, **options_of(path))
+        if store.isfile(pattern):
+            found.append(path)
+            continue
+        matches = [each for each in sorted(store.glob(pattern)) if store.isfile(each)]
+        if not matches:
+            raise FileNotFoundError(f"{shown(path)}: no file matches it")
+        if "://" in path:
+            found += [store.unstrip_protocol(each) for each in matches]
+        else:  # as it is written: absolute, or from the present folder on
+            here = "" if os.path.isabs(path) else os.getcwd() + os.sep
+            found += [each.removeprefix(here) for each in matches]
+    return found
 
 
 def size_of(path: str) -> int:
@@ -187,6 +259,11 @@ def size_of(path: str) -> int:
         raise FileNotFoundError(f"{shown(path)}: there is no such file") from None
 
 
+def is_compressed(path: str) -> bool:
+    """Whether a file's name says that its bytes are compressed."""
+    return _is_zstd(path) or infer_compression(path) is not None
+
+
 def pieces_of(path: str, most: int = PIECE_BYTES) -> list[Piece]:
     """The pieces of a text, of about ``most`` bytes each.
 
@@ -194,7 +271,7 @@ def pieces_of(path: str, most: int = PIECE_BYTES) -> list[Piece]:
         OSError: it cannot be read, or its name says that it is compressed, and it is empty.
     """
     size = size_of(path)
-    if infer_compression(path) is not None:
+    if is_compressed(path):
         if not size:  # gzip takes it for one without lines
             raise OSError(f"{shown(path)}: expected compressed bytes, got an empty file")
         return [Piece(path)]

@@ -1,9 +1,10 @@
 """Numbers from text: whole buffers of lines at once, compiled by numba, without the GIL.
 
-Every kernel takes ``text``, uint8 [bytes], whose last byte ends a line, and ``skip``: whether it
-continues after a wrong line, or stops there.  It returns the number of right lines, the number of
-wrong lines, and of the first wrong one the number from 0 (-1: there is none), the offsets of its
-begin and end, and the place of its first wrong field.
+Each kernel of lines takes ``text``, uint8 [bytes], whose last byte ends a line, and ``skip``:
+whether it continues after a wrong line, or stops there.  It returns the number of right lines, the
+number of wrong lines, and of the first wrong one the number from 0 (-1: there is none), the offsets
+of its begin and end, and the place of its first wrong field.  A kernel of cells takes a column of
+fields, which pyarrow has found.
 
 [Note: exact numbers]  A float is read as ``float(text)`` reads it, to the bit.  Where its digits
 are a whole number below 2 ** 53 and its power of ten is at most 22, both are exact in double, and
@@ -19,13 +20,16 @@ from typing import Any
 import numpy as np
 
 from pserver.table.kernels import kernel
+from pserver.table.xxh3 import LONGEST, hash_of
 from trainer.data.batches import Array
 
-TAB, NEWLINE, RETURN, SPACE, QUOTE, POINT = 9, 10, 13, 32, 34, 46
+TAB, NEWLINE, RETURN, SPACE, POINT = 9, 10, 13, 32, 46
 PLUS, MINUS, ZERO = 43, 45, 48
 NUMBERS, CATEGORIES = 13, 26
 CATEGORY_BITS = 32
 MISSING = 2**CATEGORY_BITS  # above all categories of a slot: an id of its own
+CELL = 63  # bytes of a cell that the kernels read
+FEW = 15  # digits: their number is exact in double
 WRONG, EXACT, HARD = 0, 1, 2  # the state of a float: see [Note: exact numbers]
 
 HEXADECIMAL = np.full(256, -1, np.int64)
@@ -45,6 +49,15 @@ def line_end(text: Array, at: int) -> int:
     while text[at] != NEWLINE:
         at += 1
     return at
+
+
+@kernel
+def line_ends(text: Array) -> int:
+    """The number of line feeds."""
+    found = 0
+    for at in range(text.size):
+        found += text[at] == NEWLINE
+    return found
 
 
 @kernel
@@ -216,91 +229,185 @@ def criteo_lines(text: Array, labels: Array, numbers: Array, ids: Array, skip: b
 
 
 @kernel
-def skip_field(text: Array, at: int, delimiter: int) -> int:
-    """The offset after an unused field; it may be quoted."""
-    quoted = text[at] == QUOTE
-    if quoted:
-        at += 1
-    while text[at] != NEWLINE and (quoted or text[at] != delimiter):
-        if text[at] == QUOTE and quoted:
-            if text[at + 1] == QUOTE:
-                at += 1
-            else:
-                quoted = False
-        at += 1
-    return at
-
-
-@kernel
-def csv_fields(
-    text: Array,
-    at: int,
-    delimiter: int,
-    places: Array,
-    floats: Array,
-    fill: float,
-    out: Array,
-    hard: Array,
-) -> tuple[int, int]:
-    """One line of CSV into a row: the offset after it, and its first wrong field or -1; see
-    :func:`csv_lines`.
-    """
-    for column in range(places.size):
-        place, right = places[column], True
-        if place < 0:
-            at = skip_field(text, at, delimiter)
-        elif text[at] == delimiter or text[at] == NEWLINE or text[at] == RETURN:
-            right = fill == fill
-            if floats[place]:
-                out.view(np.float64)[place] = fill
-            elif right:
-                out[place] = np.int64(fill)
-        else:
-            at, right = put_number(text, at, floats[place], out, place, hard)
-        if text[at] == RETURN and text[at + 1] == NEWLINE:
-            at += 1
-        last = column == places.size - 1
-        if not right or text[at] != (NEWLINE if last else delimiter):
-            return at, column
-        at += 1
-    return at, -1
-
-
-@kernel
-def csv_lines(
-    text: Array,
-    delimiter: int,
-    places: Array,
-    floats: Array,
-    fill: float,
-    out: Array,
-    hard: Array,
-    skip: bool,
-) -> Result:
-    """CSV; see the module's docstring.
+def rows_of(text: Array, delimiter: int, quote: int, wanted: int) -> tuple[int, int, int, int]:
+    """The rows of CSV, as pyarrow divides them: a line feed, a carriage return or both end a row,
+    except between quotes, and a line without a byte is no row.
 
     Args:
-        places: int64 [columns]: which number of a row a column is; -1: none.
-        floats: uint8 [numbers]: which of them are floats.
-        fill: what an empty field is; nan: wrong.
-        out: int64 [lines, numbers], written; floats by their bits.
+        text: any bytes; a row without an end is not counted.
+        quote: -1: no byte is a quote.
+        wanted: the number of a row, from 0.
+
+    Returns:
+        The number of rows, the offset after the last one, that of the first row that has a line
+        feed between quotes, and that of the wanted row; -1: there is none.
     """
-    at = row = line = wrong = 0
-    first, begin, end, field = -1, 0, 0, -1
+    at = rows = cut = 0
+    broken = found = -1
     while at < text.size:
-        after, place = csv_fields(text, at, delimiter, places, floats, fill, out[row], hard)
-        if place < 0:
-            row, at = row + 1, after
+        if text[at] == NEWLINE or text[at] == RETURN:
+            at += 1
+            cut = at
+            continue
+        begin, first = at, True  # of the row; whether a field begins here
+        while at < text.size and text[at] != NEWLINE and text[at] != RETURN:
+            if not first or text[at] != quote:
+                first = text[at] == delimiter
+                at += 1
+                continue
+            first = False
+            at += 1
+            while at < text.size:
+                if text[at] == quote:
+                    at += 1
+                    if at == text.size or text[at] != quote:
+                        break
+                elif text[at] == NEWLINE and broken < 0:
+                    broken = begin
+                at += 1
+        if at == text.size:
+            break
+        if text[at] == RETURN and at + 1 < text.size and text[at + 1] == NEWLINE:
+            at += 1
+        at += 1
+        if rows == wanted:
+            found = begin
+        rows += 1
+        cut = at
+    return rows, cut, broken, found
+
+
+@kernel
+def cell_digits(text: Array, begin: int, end: int) -> Any:
+    """The number of a cell of few digits and nothing else; -1: it is another one."""
+    if begin == end or end - begin > FEW:
+        return -1
+    value = np.int64(0)
+    for place in range(begin, end):
+        digit = np.int64(text[place]) - ZERO
+        if digit < 0 or digit > 9:
+            return -1
+        value = value * 10 + digit
+    return value
+
+
+@kernel
+def cell_word(text: Array, begin: int, end: int, word: Array) -> int:
+    """Copies a cell without the spaces around it into ``word``, with the end of a line behind it.
+
+    Returns:
+        Its bytes, of which ``word`` may have no room for the last.
+    """
+    while begin < end and (text[begin] == SPACE or text[begin] == TAB):
+        begin += 1
+    while begin < end and (text[end - 1] == SPACE or text[end - 1] == TAB):
+        end -= 1
+    size = min(end - begin, CELL)
+    for place in range(size):
+        word[place] = text[begin + place]
+    word[size] = NEWLINE
+    return end - begin
+
+
+@kernel
+def whole_cells(
+    text: Array, ends: Array, filled: bool, fill: int, out: Array, wrong: Array, mark: int
+) -> None:
+    """The whole numbers of a column of cells, as :func:`read_whole` reads them.
+
+    Args:
+        text: uint8 [bytes]: the cells side by side, without anything between them.
+        ends: int32 [rows + 1]: where each begins, and the last one ends.
+        filled, fill: whether a cell may be empty, and what it is then.
+        out: int64 [rows], written.
+        wrong: int32 [rows]: gets ``mark`` where it is 0 and the cell is wrong.
+    """
+    word = np.empty(CELL + 1, np.uint8)
+    for row in range(out.size):
+        few = cell_digits(text, ends[row], ends[row + 1])
+        if few >= 0:
+            out[row] = few
+            continue
+        size = cell_word(text, ends[row], ends[row + 1], word)
+        if not size:
+            out[row], right = fill, filled
         else:
-            stop = line_end(text, at)
-            if not wrong:
-                first, begin, end, field = line, at, stop, place
-            wrong += 1
-            at = stop + 1
-            if not skip:
-                break
-        line += 1
-    return row, wrong, first, begin, end, field
+            value, after, right = read_whole(word, 0)
+            out[row], right = value, right and after == size
+        if not right and not wrong[row]:
+            wrong[row] = mark
+
+
+@kernel
+def float_cells(
+    text: Array,
+    ends: Array,
+    filled: bool,
+    fill: float,
+    out: Array,
+    wrong: Array,
+    mark: int,
+    hard: Array,
+) -> int:
+    """The finite floats of a column of cells, as :func:`read_float` reads them; see
+    :func:`whole_cells`.
+
+    Args:
+        out: float32 or float64 [rows], written.
+        hard: int64 [rows], written: the rows that Python reads; see [Note: exact numbers].
+
+    Returns:
+        How many these are.
+    """
+    word = np.empty(CELL + 1, np.uint8)
+    many = 0
+    for row in range(out.size):
+        few = cell_digits(text, ends[row], ends[row + 1])
+        if few >= 0:
+            out[row] = few
+            continue
+        size = cell_word(text, ends[row], ends[row + 1], word)
+        right = True
+        if not size:
+            out[row], right = fill, filled
+        elif size > CELL:
+            hard[many] = row
+            many += 1
+        else:
+            value, after, state = read_float(word, 0)
+            if state == HARD and after == size:
+                hard[many] = row
+                many += 1
+            else:
+                out[row] = value
+                right = state == EXACT and after == size and np.isfinite(out[row])
+        if not right and not wrong[row]:
+            wrong[row] = mark
+    return many
+
+
+@kernel
+def text_cells(
+    text: Array, ends: Array, filled: bool, fill: int, out: Array, wrong: Array, mark: int
+) -> int:
+    """The ids of a column of cells that hold text; see :func:`whole_cells`.
+
+    Returns:
+        The number of texts that are too long for it; their places in ``out`` are not written.
+    """
+    long = 0
+    for row in range(out.size):
+        begin = np.int64(ends[row])
+        size = np.int64(ends[row + 1]) - begin
+        if not size:
+            out[row] = fill
+            if not filled and not wrong[row]:
+                wrong[row] = mark
+        elif size <= LONGEST:
+            out[row] = hash_of(text, begin, size)
+        else:
+            long += 1
+    return long
 
 
 @kernel

@@ -180,7 +180,8 @@ class _Passes:
         pieces = dataset.all_pieces()
         if not pieces:
             return iter(())
-        if leases.stripes:
+        # of few pieces each trainer gets samples, not pieces
+        if leases.stripes or len(pieces) < dataset.place[1]:
             return self._striped(leases, number, pieces, after)
         size, drop_last, prefetch = dataset.batching
         epoch = epoch_of(number, self._counts.name, pieces, size, drop_last)
@@ -195,7 +196,8 @@ class _Passes:
     def _striped(
         self, leases: SampleLeases, number: int, pieces: Sequence[Piece], after: int
     ) -> Iterator[Batch]:
-        """The batches of a pass, for trainers that step together.
+        """The batches of a pass whose samples are counted, for trainers that step together, or
+        share few pieces.
 
         Args:
             after: the number of batches of each trainer to skip, after a job without leases.
@@ -206,7 +208,7 @@ class _Passes:
             return iter(())
         batching, name = (size, drop_last), self._counts.name
         epoch = striped_epoch(number, name, pieces, counts, batching, leases.stripes)
-        epoch = replace(epoch, begun=after * size)
+        epoch = replace(epoch, begun=after * size if leases.stripes else 0)
         leases.begin(dataset, epoch)
 
         def batches(parses: Parses) -> Generator[Batch]:

@@ -1,5 +1,6 @@
-"""One pass over the files of a dataset where trainers step together: each has an equal share, which
-it reads in the order of its files.
+"""One pass over the files of a dataset whose samples were counted: where trainers step together
+each has an equal share, which it reads in the order of its files; where they do not, and there are
+fewer pieces than trainers, each has what it asks for.
 
 A position is a sample.  All pieces of the files were counted before, so all trainers have equally
 many batches, and a lost trainer's share can be divided to the sample.
@@ -10,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 
 from pserver.leases.epoch import Epoch, Range
-from trainer.data.batches import Batch, Columns, joined, part, samples_of, tensors_of
+from trainer.data.batches import Batch, Columns, joined, tensors_of
 from trainer.data.datasets import Parses
 from trainer.data.lines import Parsed
 from trainer.data.pieces import Piece
-from trainer.samplers.file_order import FileOrder, SampleSpan
+from trainer.samplers.file_order import FileOrder
 from trainer.samplers.leased_files import in_words
 
 
@@ -33,7 +34,7 @@ def striped_epoch(
         name: of the dataset.
         counts: of each piece, its samples.
         batching: the batch size, and whether a last batch that is not full is left out.
-        stripes: trainers that step together.
+        stripes: trainers that step together; 0: they do not, and leases are dealt on demand.
 
     Raises:
         ValueError: there are too few samples for them.
@@ -95,7 +96,7 @@ class StripedFiles:
         for start, stop in batch:
             for span in order.spans(start, stop):
                 self._go_to(order, span.place, span.end)
-                found += self._samples(span)
+                found += self._parsed.part(span.first, span.stop)
         return joined(found)
 
     def batches(self, draws: Iterator[Columns]) -> Iterator[Batch]:
@@ -107,6 +108,7 @@ class StripedFiles:
             self._close()
 
     def _of(self, stripes: int) -> FileOrder:
+        stripes = max(1, stripes)  # on demand they are dealt in one order
         if stripes not in self._orders:
             made = FileOrder(self._epoch, self._files, self._counts, stripes)
             self._orders[stripes] = made
@@ -124,22 +126,8 @@ class StripedFiles:
             self._close()
             self._reading = self._parses(self._pieces[each] for each in order.pieces[place:end])
             parsed = next(self._reading)
-        if parsed.samples != self._counts[piece]:
-            raise ValueError(
-                f"{self._pieces[piece].shown}: expected {self._counts[piece]} samples, as when "
-                f"they were counted, got {parsed.samples}: a file must not change while a job "
-                "reads it"
-            )
+        parsed.expect(self._counts[piece], self._pieces[piece])
         self._order, self._place, self._parsed = order, place, parsed
-
-    def _samples(self, span: SampleSpan) -> Iterator[Columns]:
-        at = 0
-        for block in self._parsed.blocks:
-            samples = samples_of(block)
-            first, stop = max(span.first, at), min(span.stop, at + samples)
-            if first < stop:
-                yield part(block, first - at, stop - at)
-            at += samples
 
     def _close(self) -> None:
         reading, self._reading = self._reading, None

@@ -171,12 +171,7 @@ class HeldSamples:
         found: list[Columns] = [self._columns]
         with closing(self._parses(self._pieces[each] for each in named)) as parsed:
             for piece, each in zip(named.tolist(), parsed, strict=True):
-                if each.samples != self._counts[piece]:
-                    raise ValueError(
-                        f"{self._pieces[piece].shown}: expected {self._counts[piece]} samples, as "
-                        f"when they were counted, got {each.samples}: a file must not change "
-                        "while a job reads it"
-                    )
+                each.expect(self._counts[piece], self._pieces[piece])
                 mine = pieces == piece
                 columns = samples_at(joined(each.blocks), places[mine])
                 found.append(columns | {NUMBER: self._places.numbers(indices[mine])})

@@ -110,3 +110,5 @@ def test_wrong_inputs_are_named() -> None:
     for wrong in ([], [LABEL, LABEL], [InputSpec([None])]):
         with pytest.raises(ValueError, match="names of their own"):
             DataFeeder(wrong)
+    with pytest.raises(ValueError, match="'word': expected a slot of numbers, .* string_ids"):
+        DataFeeder([fleet.Slot("word", "string")])

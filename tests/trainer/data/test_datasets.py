@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import threading
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -186,26 +188,80 @@ def test_files_are_dealt_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("kind", [fleet.InMemoryDataset, fleet.QueueDataset])
-def test_a_trainer_may_have_no_file(
+@pytest.mark.parametrize("ending", ["", ".gz", ".zst", ".parquet", "broken"])
+def test_few_files_are_divided_by_rows(
+    kind: type[Dataset], ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each trainer has an equal range of all samples, in their order: of texts in several pieces,
+    of compressed ones, of groups of rows, and of texts with line breaks between quotes; wrong lines
+    are no rows.
+    """
+    arrow = pytest.importorskip("pyarrow", reason="pserver[data] is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr("trainer.data.pieces.pieces_of.__defaults__", (40,))
+    break_ = "\n" if ending == "broken" else " "
+    for file, numbers in (("a", range(7)), ("b", range(7, 60))):
+        lines = [f'{number},"x{break_}y"' for number in numbers]
+        lines.insert(3, "wrong,y")
+        text = ("\n".join(["id,word", *lines]) + "\n").encode()
+        path = tmp_path / f"{file}{ending}"
+        if ending == ".parquet":
+            parquet.write_table(arrow.table({"id": list(numbers)}), path, row_group_size=9)
+        else:
+            packed = {".gz": gzip.compress, ".zst": partial(arrow.compress, codec="zstd")}
+            path.write_bytes(packed.get(ending, bytes)(text))
+    settings = {"use_var": SLOTS[:1], "on_error": "skip"}
+    settings["parser"] = "parquet" if ending == ".parquet" else "csv"
+    paths = [str(tmp_path / f"{file}{ending}") for file in "ab"]
+
+    found = []
+    for trainer in range(7):
+        dataset = kind()
+        dataset.init(batch_size=4, **settings)
+        dataset.set_filelist(paths, trainer, 7)
+        if isinstance(dataset, fleet.InMemoryDataset):
+            dataset.load_into_memory()
+        found.append([number for batch in dataset for number in batch["id"].tolist()])
+        assert [number for batch in dataset for number in batch["id"].tolist()] == found[-1]
+
+    assert sum(found, []) == list(range(60)) and {len(each) for each in found} == {8, 9}
+
+
+@pytest.mark.parametrize("kind", [fleet.InMemoryDataset, fleet.QueueDataset])
+def test_a_trainer_may_have_no_sample(
     kind: type[Dataset], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """There are more trainers than files: it says so, and gives no batch."""
-    dataset = kind()
-    dataset.init(use_var=SLOTS)
-    dataset.set_filelist(written(tmp_path), 4, 5)
+    """There are more trainers than samples: it says so, and gives no batch."""
+    dataset = made(kind, written(tmp_path, samples=1), batch_size=1)
+    dataset.set_filelist(dataset.get_filelist(), 0, 5)
     if isinstance(dataset, fleet.InMemoryDataset):
         dataset.load_into_memory()
         dataset.global_shuffle()
 
     assert list(dataset) == [] == list(dataset)
-    assert "trainer 4 of 5 has no file: there are 3" in caplog.text
+    assert "trainer 0 of 5 has no sample: there are 3" in caplog.text
+
+
+def test_a_file_that_changes_is_said(tmp_path: Path) -> None:
+    """Where its samples were counted, and it has others when they are read; the next pass counts
+    them again.
+    """
+    (path,) = written(tmp_path, files=1)
+    dataset = made(fleet.QueueDataset, [path])
+    dataset.set_filelist([path], 0, 2)
+    mine = dataset._mine()
+    Path(path).write_text("1 3 0\n" * 30)
+
+    with pytest.raises(ValueError, match=r"expected 10 samples, .* got \d+: a file must not"):
+        list(dataset._read_all(mine))
+    assert ids(dataset) == [3] * 15
 
 
 def test_an_evaluation_may_be_unequal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One file for two trainers: under ``no_grad`` each has the samples of its files, and asks no
-    other one.
+    """One file for two trainers: each has a half of its samples; under ``no_grad`` trainers ask no
+    other one, also where one has more batches.
     """
-    paths, found = written(tmp_path, files=1), []
+    paths, found = written(tmp_path, files=1, samples=9), []
     for name, value in (("TRAINING_ROLE", "TRAINER"), ("PSERVER_ENDPOINTS", "h:1")):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TRAINERS", "2")
@@ -215,7 +271,7 @@ def test_an_evaluation_may_be_unequal(tmp_path: Path, monkeypatch: pytest.Monkey
         with torch.no_grad():
             found.append((ids(dataset), len(dataset)))
 
-    assert found == [(list(range(10)), 3), ([], 0)]
+    assert found == [([0, 1, 2, 3], 1), ([4, 5, 6, 7, 8], 2)]
 
 
 def test_settings_that_cannot_be_are_named(tmp_path: Path) -> None:
@@ -255,7 +311,7 @@ def test_large_files_are_many_pieces(tmp_path: Path) -> None:
 
 def csv() -> Any:
     """One column without a name in the file."""
-    from trainer.data.formats import CsvLines
+    from trainer.data.arrow import CsvLines
 
     return CsvLines(SLOTS[:1], columns=["id"])
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from trainer import fleet
+from trainer.data.arrow import CsvLines
 from trainer.data.batches import Columns, Ragged, joined
-from trainer.data.formats import CriteoLines, CsvLines, Format, format_of
+from trainer.data.formats import CriteoLines, Format, format_of
 from trainer.data.lines import LineFormat, WrongLine
 from trainer.data.pieces import Piece, Slot, blocks_of, lines_before, pieces_of
 
@@ -97,7 +98,7 @@ def test_a_wrong_line_between_carriage_returns_has_its_number(tmp_path: Path) ->
     """As in any other file."""
     path = tmp_path / "a.csv"
     path.write_bytes(b"id,x\r1,2\r3,x\r")
-    with pytest.raises(WrongLine, match=r"a\.csv, line 3: x: expected a number, got 'x'"):
+    with pytest.raises(WrongLine, match=r"a\.csv, line 3: x: expected a number, got text"):
         read(table_csv(), table_csv().pieces(str(path)))
 
 
@@ -121,7 +122,7 @@ EMPTY: dict[str, tuple[str, bytes, dict[str, Any], str]] = {
     "names without an end": ("a.csv", b"id,x", {"parser": table_csv()}, HEAD),
     "wrong csv": (
         *("a.csv", b"id,x\n1,y\n2,z\n", {"parser": table_csv(), **SKIP}),
-        "no line is right; line 2: x: expected a number, got 'y'",
+        "no line is right; line 2: x: expected a number, got text",
     ),
     "wrong multislot": (
         *("a", b"2 7\n\n", {"use_var": [ID], **SKIP}),
@@ -161,7 +162,7 @@ def test_a_file_with_bytes_and_no_sample_is_an_error(what: str, kind: Any, tmp_p
 @pytest.mark.parametrize("groups", [True, False])
 def test_a_parquet_file_without_rows_is_an_error(kind: Any, groups: bool, tmp_path: Path) -> None:
     """Without a group of rows, or with one that is empty."""
-    arrow = pytest.importorskip("pyarrow", reason="pserver[parquet] is not installed")
+    arrow = pytest.importorskip("pyarrow", reason="pserver[data] is not installed")
     parquet = pytest.importorskip("pyarrow.parquet")
     path, table = tmp_path / "a.parquet", arrow.table({"id": arrow.array([], arrow.int64())})
     with parquet.ParquetWriter(path, table.schema) as writer:

@@ -14,10 +14,13 @@ import fsspec
 import numpy as np
 import pytest
 
+from trainer.data.arrow import CsvLines, ParquetRows
 from trainer.data.batches import Columns, Ragged, joined, samples_of
-from trainer.data.formats import CriteoLines, CsvLines, Format, MultiSlotLines, format_of
+from trainer.data.formats import CriteoLines, Format, MultiSlotLines, format_of
 from trainer.data.lines import WrongLine
-from trainer.data.pieces import Piece, Slot, blocks_of, pieces_of
+from trainer.data.pieces import Piece, Slot, blocks_of, files_at, pieces_of
+from trainer.data.text_kernels import rows_of
+from trainer.nn.functional import string_ids
 
 FLOATS = ["0", "-0.0", "1.5", ".25", "3.", "+7", "1e-3", "2.5E+10", "nan", "-inf", "1e400"]
 FLOATS += ["0.1", "123456789.123456789", "9007199254740993", "3.14159265358979323846"]
@@ -80,15 +83,20 @@ def test_floats_are_exact(tmp_path: Path) -> None:
     rng = random.Random(1)
     texts = FLOATS + [repr(rng.uniform(-1, 1) * 10.0 ** rng.randint(-320, 300)) for _ in range(500)]
     csv, slots = tmp_path / "a.csv", tmp_path / "a.txt"
-    csv.write_text("x\n" + "\n".join(texts))
+    csv.write_text("x,y\n" + "\n".join(f"{text},0" for text in texts))
     slots.write_text("\n".join(f"2 {text} 0.5" for text in texts))
     expected = np.array([float(text) for text in texts])
 
-    one = read(CsvLines([Slot("x", "float64")]), csv)["x"]
+    (piece,) = CsvLines([Slot("x", "float64")]).pieces(str(csv))
+    parsed = CsvLines([Slot("x", "float64")]).read(piece, skip=True)
+    one = joined(parsed.blocks)["x"]
     two = read(MultiSlotLines([Slot("x", "float64", 2)]), slots)["x"]
 
+    finite = expected[np.isfinite(expected)]
     assert isinstance(one, np.ndarray) and isinstance(two, np.ndarray)
-    assert one.tobytes() == expected.tobytes() == np.ascontiguousarray(two[:, 0]).tobytes()
+    assert np.ascontiguousarray(two[:, 0]).tobytes() == expected.tobytes()
+    assert one.tobytes() == finite.tobytes() and parsed.wrong == len(expected) - len(finite) > 0
+    assert parsed.first == f"{csv}, line 10: x: expected a number, got an infinity or a NaN"
 
 
 def test_csv_takes_columns_by_name(tmp_path: Path) -> None:
@@ -97,10 +105,185 @@ def test_csv_takes_columns_by_name(tmp_path: Path) -> None:
     path.write_text('a,note,b,"id"\n1.5,"x,""y"",z",2,-3\n,,4,18446744073709551615\n')
     slots = [Slot("id"), Slot("ab", "float32", 2)]
 
-    found = read(CsvLines(slots, groups={"ab": ["a", "b"]}, fill=0), path)
+    found = read(CsvLines(slots, groups={"ab": ["a", "b"]}, fill={"ab": 0}), path)
 
     assert found["id"].tolist() == [-3, -1]
     assert found["ab"].tolist() == [[1.5, 2], [0, 4]]
+
+
+def csv_of(text: str | bytes, slots: list[Slot], folder: Path, **settings: Any) -> Columns:
+    """What a format reads in these bytes, which is the same gzipped."""
+    path, form = folder / "a.csv", CsvLines(slots, **settings)
+    content = text if isinstance(text, bytes) else text.encode()
+    path.write_bytes(content)
+    (folder / "a.csv.gz").write_bytes(gzip.compress(content))
+    found, packed = read(form, path), read(form, folder / "a.csv.gz")
+    assert all(np.array_equal(column, packed[name]) for name, column in found.items())
+    counts = [form.count(piece, False) for piece in form.pieces(str(path))]
+    assert sum(counts) == samples_of(found)
+    return found
+
+
+N, WORD = Slot("n"), Slot("word", "string")
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "settings"),
+    [
+        ('word,n\na,1\n"b, c",2\n', ["a", "b, c"], {}),
+        ('word,n\n"say ""hi""","1"\nb,2\n', ['say "hi"', "b"], {}),
+        ('word,n\n"two\nlines",1\n"x\r\ny",2\n', ["two\nlines", "x\r\ny"], {}),
+        ("word,n\n\n\na,1\n\nb,2\n\n", ["a", "b"], {}),
+        ("word,n\r\na,1\r\nb,2\r\n", ["a", "b"], {}),
+        ("word,n\ra,1\rb,2", ["a", "b"], {}),
+        ("\ufeffword,n\na,1\nb,2", ["a", "b"], {}),
+        ('\ufeff"a\nb",1\nc,2', ["a\nb", "c"], {"columns": ["word", "n"]}),
+        ('"n","word"\n" 1","L\u00e4ufer"\n2,\u5382\u5546\n', ["L\u00e4ufer", "\u5382\u5546"], {}),
+        ("word\tother\tn\na\t\t1\nb\t,\t2\n", ["a", "b"], {"delimiter": "\t"}),
+        ("word|n\na|1\n'b|'|2\n", ["a", "b|"], {"delimiter": "|", "quote": "'"}),
+        ('word;n\n"a;1\nb";2\n', ['"a', 'b"'], {"delimiter": ";", "quote": None}),
+        ('5" disk,1\n"q"-7,2\n', ['5" disk', "q-7"], {"columns": ["word", "n"]}),
+    ],
+)
+def test_csv_is_what_pyarrow_makes_of_it(
+    text: str, words: list[str], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """Quotes, delimiters and line breaks in them, blank lines, marks of the byte order, ends of
+    lines; a text is the id of ``string_ids``.
+    """
+    found = csv_of(text, [N, WORD], tmp_path, **settings)
+
+    assert found["word"].tolist() == string_ids(words).tolist()
+    assert found["n"].tolist() == [1, 2]
+
+
+def test_an_empty_field_is_filled_where_it_is_named(tmp_path: Path) -> None:
+    """By its column, or its slot; a text becomes an id, the empty one too."""
+    slots = [N, WORD, Slot("x", "float32", 2), Slot("words", "string", 2)]
+    groups = {"x": ["x0", "x1"], "words": ["w0", "w1"]}
+    fill = {"word": "", "x": -1, "x1": 0.5, "w1": "none", "n": 7}
+    text = "n,word,x0,x1,w0,w1\n,,,,a,\n1,b,2,3,c,d\n"
+    found = csv_of(text, slots, tmp_path, groups=groups, fill=fill)
+
+    assert found["n"].tolist() == [7, 1]
+    assert found["word"].tolist() == string_ids(["", "b"]).tolist()
+    assert found["x"].tolist() == [[-1, 0.5], [2, 3]]
+    words = string_ids([["a", "none"], ["c", "d"]]).tolist()
+    assert found["words"].tolist() == words
+    for wrong, kind, why in (
+        (0.0, TypeError, "expected a dict .* no label and no id is filled unless it is named"),
+        ({"y": 1}, ValueError, "no slot or column of use_var is 'y'"),
+        ({"word": 1}, TypeError, "'word': expected text, got 1"),
+        ({"n": 0.5}, TypeError, "'n': expected a whole number of 64 bits, got 0.5"),
+        ({"n": 2**63}, TypeError, "'n': expected a whole number of 64 bits"),
+        ({"x": "0"}, TypeError, "'x': expected a number, got '0'"),
+    ):
+        with pytest.raises(kind, match=why):
+            CsvLines(slots, groups=groups, fill=wrong)
+
+
+def test_wrong_rows_have_their_lines_and_no_content(tmp_path: Path) -> None:
+    """Also behind blank lines and fields with line breaks, and among rows of other lengths."""
+    path = tmp_path / "a.csv"
+    path.write_text('word,n\n\n"a\nb",1\nc,2,secret\n"d\ne",secret\n\nf,3\n')
+    form = CsvLines([N, WORD])
+    (piece,) = form.pieces(str(path))
+
+    with pytest.raises(WrongLine) as raised:
+        form.read(piece, skip=False)
+    parsed = form.read(piece, skip=True)
+
+    assert str(raised.value) == f"{path}, line 5: expected 2 fields with commas between them, got 3"
+    assert parsed.first == str(raised.value) and parsed.wrong == 2 and parsed.samples == 2
+    path.write_text('word,n\n\n"a\nb",1\n"d\ne",secret\n\nf,3\n')
+    (piece,) = form.pieces(str(path))
+    assert form.read(piece, skip=True).first == (
+        f"{path}, line 5: n: expected a whole number of 64 bits, got text"
+    )
+
+
+@pytest.mark.parametrize("block", [64, 2**20])
+def test_rows_are_numbered_over_blocks(
+    block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many pyarrow divides at once; a row may be longer than that."""
+    monkeypatch.setattr("trainer.data.arrow.BLOCK_BYTES", block)
+    path, form = tmp_path / "a.csv", CsvLines([N, WORD])
+    rows = [f"{number},{'w' * (number % 30)}w" for number in range(99)]
+    rows[70], rows[80], rows[95] = "70,a,b", "x,y", "95"
+    path.write_text("\n".join(["n,word", *rows]) + "\n")
+    (piece,) = form.pieces(str(path))
+
+    parsed = form.read(piece, skip=True)
+
+    assert (parsed.wrong, parsed.samples) == (3, 96) and ", line 72: expected 2 " in parsed.first
+    rows[70] = "70," + "long" * 100
+    path.write_text("\n".join(["n,word", *rows]) + "\n")
+    (piece,) = form.pieces(str(path))
+    parsed = form.read(piece, skip=True)
+    assert (parsed.wrong, parsed.samples) == (2, 97) and ", line 82: n: " in parsed.first
+    assert joined(parsed.blocks)["word"].tolist()[70] == int(string_ids(["long" * 100])[0])
+
+
+def test_line_breaks_of_large_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file whose begin has one is one piece, and read in blocks of whole rows; one that has one
+    later is an error, unless it is said; and so is a quote that nothing closes.
+    """
+    monkeypatch.setattr("trainer.data.pieces.pieces_of.__defaults__", (64,))
+    monkeypatch.setattr("trainer.data.pieces.blocks_of.__defaults__", (16,))
+    monkeypatch.setattr("trainer.data.arrow.LOOKED_AT", 40)
+    path, slots = tmp_path / "a.csv", [N, WORD]
+    words = [f"{n}\n" * (n % 4) + "," for n in range(50)]
+    rows = [f'"{word}",{n}\n' for n, word in enumerate(words)]
+    path.write_text("word,n\n" + "".join(rows))
+
+    form = CsvLines(slots)
+    (piece,) = form.pieces(str(path))
+    found = joined(form.read(piece, False).blocks)
+
+    assert found["word"].tolist() == string_ids(words).tolist()
+    assert form.count(piece, False) == 50
+    path.write_text("word,n\n" + "b,1\n" * 20 + "".join(rows))
+    assert len(form.pieces(str(path))) > 1
+    with pytest.raises(ValueError, match=r"a.csv, line 23: .* a quote, .*line_breaks=True"):
+        read(form, path)
+    assert samples_of(read(CsvLines(slots, line_breaks=True), path)) == 70
+    path.write_text("word,n\n" + "".join(rows) + '"open,1\n')
+    line = 1 + sum(1 + word.count("\n") for word in words)
+    for skip in (False, True):
+        with pytest.raises(ValueError, match=rf"a.csv, line {line + 1}: .* which nothing closes"):
+            form.read(piece, skip)
+
+
+def test_rows_are_those_of_pyarrow() -> None:
+    """In texts of the bytes that matter, at random: as many, or the last one is open."""
+    pyarrow = pytest.importorskip("pyarrow", reason="pserver[data] is not installed")
+    read_csv = pytest.importorskip("pyarrow.csv").read_csv
+    rng, form, seen = random.Random(3), CsvLines([Slot("0", "string")], columns=["0"]), 0
+    for _ in range(2000):
+        text = "".join(rng.choices('"",\n\nab\r', k=rng.randint(1, 20))).encode() + b"\n"
+        rows, cut, _, _ = rows_of(np.frombuffer(text, np.uint8), ord(","), ord('"'), -1)
+        if cut == len(text):
+            torn: list[Any]
+            table, torn = form._table(text, 1, [0])
+            assert rows == table.num_rows + len(torn), text
+            seen += rows
+    assert seen > 1000 and read_csv and pyarrow
+
+
+@pytest.mark.parametrize("parser", ["csv", "multislot"])
+def test_zstandard(parser: str, tmp_path: Path) -> None:
+    """A file that ends in .zst is decompressed, also one of several frames; a torn one is named."""
+    arrow = pytest.importorskip("pyarrow", reason="pserver[data] is not installed")
+    path, form = tmp_path / "a.zst", format_of(parser, [N])
+    parts = [b"n\n5\n", b"6\n"] if parser == "csv" else [b"1 5\n", b"1 6\n"]
+    frames = [arrow.compress(part, "zstd", asbytes=True) for part in parts]
+    path.write_bytes(b"".join(frames))
+
+    assert read(form, path)["n"].tolist() == [5, 6]
+    path.write_bytes(frames[0][:-3])
+    with pytest.raises(OSError, match="a.zst"):
+        read(form, path)
 
 
 def test_multislot_is_ragged(tmp_path: Path) -> None:
@@ -150,7 +333,7 @@ def test_a_parser_of_the_scripts_own(tmp_path: Path) -> None:
 
 def test_parquet_has_lists(tmp_path: Path) -> None:
     """Columns by name, lists as ragged or dense slots; each group of rows is a piece."""
-    arrow = pytest.importorskip("pyarrow", reason="pserver[parquet] is not installed")
+    arrow = pytest.importorskip("pyarrow", reason="pserver[data] is not installed")
     parquet = pytest.importorskip("pyarrow.parquet")
     path, slots = tmp_path / "a.parquet", [Slot("ids", width=None), Slot("x", "float32", 2)]
     table = arrow.table({"ids": [[1, 2], [], [3]], "x": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]})
@@ -166,6 +349,57 @@ def test_parquet_has_lists(tmp_path: Path) -> None:
     assert [form.count(piece, False) for piece in form.pieces(str(path))] == [2, 1]
     with pytest.raises(ValueError, match="row group 0, column 'ids': expected whole .* 1 value"):
         read(format_of("parquet", [Slot("ids")]), path)
+
+
+def test_texts_have_the_same_ids_in_each_format(tmp_path: Path) -> None:
+    """Those of ``string_ids``: in CSV, in columns of Parquet of each type, also dictionaries and
+    lists, and of what a function of the script gives.
+    """
+    arrow = pytest.importorskip("pyarrow", reason="pserver[data] is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    words = ["Nike", "", "L\u00e4ufer", "Nike", "x" * 300]
+    expected, path = string_ids(words).tolist(), tmp_path / "a.parquet"
+    column, slots = arrow.array(words), [Slot(name, "string") for name in "abcd"]
+    packed = arrow.array([*words, None]).dictionary_encode().slice(1, 5)
+    lists = arrow.array([words[:2], [], words[2:], [], []])
+    table = {"a": column, "b": column.cast("large_binary"), "c": column.dictionary_encode()}
+    parquet.write_table(arrow.table(table | {"d": packed, "list": lists}), path)
+
+    form = ParquetRows([*slots, Slot("list", "string", None)], fill={"d": "none"})
+    found = read(form, path)
+
+    assert all(found[name].tolist() == expected for name in "abc")
+    assert found["d"].tolist() == string_ids([*words[1:], "none"]).tolist()
+    assert isinstance(found["list"], Ragged) and found["list"].values.tolist() == expected
+    with pytest.raises(ValueError, match="column 'd': expected texts, .* got a null"):
+        read(format_of("parquet", slots), path)
+    with pytest.raises(ValueError, match="column 'a': expected whole numbers, .* got string"):
+        read(format_of("parquet", [Slot("a")]), path)
+    lines = tmp_path / "lines"
+    lines.write_text("\n".join(words))
+    given = format_of(
+        lambda line: {"a": line, "two": [line, b"b"]}, [slots[0], Slot("two", "string", 2)]
+    )
+    found = read(given, lines)
+    assert found["a"].tolist() == expected
+    assert found["two"].tolist() == string_ids([[word, "b"] for word in words]).tolist()
+
+
+def test_a_null_is_filled_where_it_is_named(tmp_path: Path) -> None:
+    """Of each type; other nulls are wrong."""
+    arrow = pytest.importorskip("pyarrow", reason="pserver[data] is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    columns = {"i": [2**63 + 1, None], "x": [None, 1], "b": [None, True]}
+    table = arrow.table({**columns, "i": arrow.array(columns["i"], arrow.uint64())})
+    parquet.write_table(table, path)
+    slots = [Slot("i"), Slot("x", "float32"), Slot("b")]
+
+    found = read(ParquetRows(slots, fill={"i": 3, "x": 0.5, "b": 0}), path)
+
+    assert [found[name].tolist() for name in "ixb"] == [[1 - 2**63, 3], [0.5, 1], [0, 1]]
+    with pytest.raises(ValueError, match="column 'x': expected numbers, .* got a null"):
+        read(ParquetRows(slots, fill={"i": 3, "b": 0}), path)
 
 
 def even(line: str) -> dict[str, int] | None:
@@ -198,11 +432,12 @@ def test_samples_are_counted_as_they_are_read(
 
 
 def test_parquet_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without pyarrow the error says what to install."""
+    """Without pyarrow the error says what to install, and what has failed."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
 
-    with pytest.raises(ImportError, match=r"pip install '.\[parquet\]'"):
-        format_of("parquet", [Slot("ids")])
+    for parser in ("parquet", "csv"):
+        with pytest.raises(ImportError, match=rf"'{parser}'.* '.\[data\]'.* import of pyarrow"):
+            format_of(parser, [Slot("ids")])
 
 
 RIGHT = criteo_line(random.Random(2))
@@ -210,10 +445,16 @@ WRONG = [
     ("criteo", (), RIGHT, RIGHT.replace(RIGHT[0], "2", 1), "label: expected 0 or 1, got '2'"),
     ("criteo", (), RIGHT, RIGHT + "\t1", "expected 40 fields with tabs between them, got 41"),
     ("criteo", (), RIGHT, "", "expected 40 fields with tabs between them, got 1"),
-    ("csv", (Slot("x"),), "1", "1.5", "x: expected a whole number of 64 bits, got '1.5'"),
-    ("csv", (Slot("x"),), "1", "", "x: expected a whole number of 64 bits, got ''"),
+    ("csv", (Slot("x"),), "1", "1.5", "x: expected a whole number of 64 bits, got another number$"),
+    ("csv", (Slot("x"),), "1", '""', "x: expected a whole number of 64 bits, got an empty field;"),
+    ("csv", (Slot("x"),), "1", "2e0", "x: expected a whole .* bits, got another number$"),
+    ("csv", (Slot("x"),), "1", "1 2", "x: expected a whole number of 64 bits, got text$"),
+    ("csv", (Slot("x"),), "1", "18446744073709551616", "x: .*, got another number$"),
+    ("csv", (Slot("x", "float32"),), "1", "1e39", "x: .*, got an infinity or a NaN$"),
+    ("csv", (Slot("x", "float32"),), "1", " -Infinity", "x: expected a number, got an inf"),
+    ("csv", (Slot("x", "string"),), "1", '""', r"x: expected text, got an empty .* fill=\{'x': "),
     ("csv", (Slot("x"),), "1", "1,2", "expected 1 fields with commas between them, got 2"),
-    ("csv", (Slot("x", "float32"),), "1", "1.2.3", "x: expected a number, got '1.2.3'"),
+    ("csv", (Slot("x", "float32"),), "1", "1.2.3", "x: expected a number, got text$"),
     ("multislot", (Slot("x", width=None),), "1 5", "2 5", "slot 'x': .*any number.*, got '2 5'"),
     ("multislot", (Slot("x"), Slot("y")), "1 5 1 6", "1 5 1 x", "slot 'y': .*got '1 x'"),
     ("multislot", (Slot("x"),), "1 5", "1 5 1 6", "expected 1 slots, got 2 words after them"),
@@ -266,6 +507,26 @@ def test_a_url_and_a_missing_file(tmp_path: Path) -> None:
             read(form, missing)
 
 
+def test_a_pattern_is_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of their names, at URLs, too; a file of the very name is itself."""
+    for name in ("b-1", "b-0", "c-0", "b-[0]"):
+        (tmp_path / name).write_text("1 5\n")
+        with fsspec.open(f"memory://globbed/{name}", "wb") as file:
+            file.write(b"1 5\n")
+    (tmp_path / "b-folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    assert files_at(["c-0", "b-?", "b-[0]"]) == ["c-0", "b-0", "b-1", "b-[0]"]
+    assert files_at([f"{tmp_path}/b-*"]) == [
+        f"{tmp_path}/{name}" for name in ("b-0", "b-1", "b-[0]")
+    ]
+    (first, *_) = found = files_at(["memory://globbed/b-?"])
+    assert len(found) == 2 and read(MultiSlotLines([Slot("x")]), first)["x"].tolist() == [5]
+    assert files_at(["https://host/a.csv?day=*"]) == ["https://host/a.csv?day=*"]
+    with pytest.raises(FileNotFoundError, match="d-.: no file matches it"):
+        files_at(["d-*"])
+
+
 def test_torn_gzip_is_said(tmp_path: Path) -> None:
     """A compressed file that ends early is an error that names it."""
     path = tmp_path / "a.gz"
@@ -308,8 +569,8 @@ def test_a_file_that_becomes_shorter_is_said(tmp_path: Path, left: int) -> None:
     [
         (b"y\n1\n", "a.csv: expected one column 'x', got the columns y"),
         (b"x,y,x\n1,2,3\n", "a.csv: expected one column 'x', got the columns x, y, x"),
-        ("x,y\n1,2\n".encode("utf-16"), "a.csv: expected the columns' names in UTF-8, got b'"),
-        (b"\xe9,x\n1,2\n", "a.csv: expected the columns' names in UTF-8, got b'"),
+        ("x,y\n1,2\n".encode("utf-16"), "a.csv: expected the columns' names in UTF-8, got other"),
+        (b"\xe9,x\n1,2\n", "a.csv: expected the columns' names in UTF-8, got other"),
     ],
 )
 def test_a_wrong_head_is_said(tmp_path: Path, text: bytes, said: str) -> None:
@@ -343,10 +604,11 @@ def test_no_line_is_no_sample(tmp_path: Path) -> None:
 def test_wrong_settings_are_named() -> None:
     """What no format can be is said at once."""
     for parser, slots, why in (
-        ("arff", (), "expected one of criteo, csv, multislot, parquet, got 'arff'"),
+        ("arff", (), "expected one of criteo, csv, multislot, parquet, tsv, got 'arff'"),
         ("csv", (), "expected use_var"),
         ("csv", (Slot("x", width=None),), "expected a dense slot"),
         ("criteo", (Slot("x"),), "criteo: expected slots among"),
+        ("multislot", (Slot("x", "string"),), "slot 'x': expected numbers, got 'string'"),
     ):
         with pytest.raises(ValueError, match=why):
             format_of(parser, slots)
