@@ -27,6 +27,7 @@ else:  # by itself, because its package imports torch, which takes seconds
     index = own_packages.alone("transpiler.names.names")
 
 PAGE = "docs/coming_from/fluid.md"
+NO_ENTRY = f"The index has no entry: {PAGE} has the words of both."
 THEIRS = "paddle"
 OURS = ("pserver", *own_packages.PACKAGES)
 # begin the path of an object, or a class, that the script makes: "object.Optimizer:paddle"
@@ -78,7 +79,8 @@ class Use:
     def __str__(self) -> str:
         """The line of a report, without its file."""
         said = f"write {self.write}" if self.write else "has no counterpart"
-        said = "stays" if self.write == self.used else said
+        if self.note == NO_ENTRY or self.write == self.used:
+            said = "stays" if self.write else "is not known"
         return f"{self.line}: {self.used}: {said}" + (f". {self.note}" if self.note else "")
 
 
@@ -129,7 +131,7 @@ def _said(line: int, used: str, path: str, entry: Name | None) -> Use:
         if module in ("", "nn", "nn.functional"):
             write = ".".join(each for each in ("torch", module, name) if each)
             return Use(line, used, write, "The index has no entry: torch has most by their names.")
-        return Use(line, used, "", f"The index has no entry: {PAGE} has the words of both.")
+        return Use(line, used, "", NO_ENTRY)
     note = entry.note
     if entry.kind == "recipe":
         note = f"{note} All lines: docs/index_of_names.md#{entry.name.lower()}.".strip()
