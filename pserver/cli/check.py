@@ -193,13 +193,13 @@ class _Reader(ast.NodeVisitor):
             return
         self.imports.add(root)
         for alias in node.names:
-            path = f"{module}.{alias.name}"
+            path = f"{module}.{alias.name}" if alias.name != "*" else module
             self.bound[alias.asname or alias.name] = path
             if root == THEIRS:
                 statement = f"from {module} import {ast.unparse(alias)}"
                 if self._import(node, statement, path, alias.asname):
                     self._modules.add(alias.asname or alias.name)
-                elif alias.name != "*":
+                else:
                     self._add(node, statement, path)
             elif root in OURS:
                 self._of_ours(node, f"from {module} import {alias.name}", path)

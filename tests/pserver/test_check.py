@@ -106,6 +106,7 @@ def test_each_line_is_named() -> None:
             "import paddle\npaddle.fluid.layers.fc(1)",
             "paddle.fluid.layers.fc: write torch.nn.Linear",
         ),
+        ("from paddle.nn import *", "from paddle.nn import *: write import torch.nn"),
         ("from paddle.utils import zzqqxx", "import zzqqxx: is not known. The index has no entry"),
         ("from paddle import fluid as f\nf.CPUPlace()", 'f.CPUPlace: write torch.device("cpu")'),
         (
