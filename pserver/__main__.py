@@ -272,11 +272,12 @@ def run_status(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from pserver.launcher import status
+    from pserver.telemetry.job_view import JobView
 
     console = Console()
     console = console if console.is_terminal else Console(width=WIDE)
-    access_of, show = _access_of(arguments), status.show_json if arguments.json else status.show
-    asked = partial(status.ask_each, endpoints, arguments.variables, access_of)
+    show = status.show_json if arguments.json else partial(status.show, view=JobView(endpoints))
+    asked = partial(status.ask_each, endpoints, arguments.variables, _access_of(arguments))
     if arguments.watch is None:
         return show(asked(), console)
     seconds = checked(lambda: check_seconds("--watch", arguments.watch))

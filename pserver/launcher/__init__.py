@@ -13,7 +13,7 @@ In reading order::
     processes           one process: its output, its end, and the group that ends with ``launch``
     log_file            the file with a process's output
     panel               the live panel on a terminal
-    watch               asks servers for the panel's state
+    watch               prints the state of a job for the panel, a line of JSON each second
     question            asks a job's servers something, by another process
     last_word           reports to servers that trainers died here, and asks whether the job
                         continues
@@ -27,6 +27,7 @@ May import: ``pserver.config``, ``pserver.security``, ``pserver.transport.endpoi
 ``pserver.control`` (only ``status``, ``watch``, ``last_word``, ``free_place`` and ``lost_server``,
 which therefore import gRPC and torch), ``pserver.transport.grpc_security`` (only ``readiness``),
 ``pserver.checkpoint``, ``pserver.storage`` and ``pserver.job_log`` (only ``lost_server``),
-``pserver.telemetry`` (only ``memory``), ``transpiler.files``, the files of the root and the
-generated messages.  It starts servers and trainers as processes, and imports neither.
+``pserver.telemetry`` (``memory``; ``job_view`` only in ``status`` and ``watch``),
+``transpiler.files``, the files of the root and the generated messages.  It starts servers and
+trainers as processes, and imports neither.
 """

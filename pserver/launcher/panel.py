@@ -3,8 +3,8 @@ state and memory of each process.
 
 ::
 
-    watch.py, a process --a line of JSON a second--> Feed --View--> panel_rows --> Terminal.show
-                                                               four times a second, in a thread
+    watch.py, a process --a line of JSON a second--> Panel --View--> panel_rows --> Terminal.show
+                                                                four times a second, in a thread
 
 ``launch`` itself only gives the list of processes; it waits for nothing here.
 """
@@ -16,7 +16,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,32 +30,15 @@ from pserver.launcher.processes import ChildProcess, Group, Row, Terminal
 from pserver.onlookers import onlooker
 from transpiler.files import bounded_json
 
-# ---- panel state ----
+# ---- panel view ----
 #
-# What the panel of ``launch`` shows, computed from what servers say: pure, but for its memory.
+# What the panel of ``launch`` shows: the job's state, as ``watch`` prints it, and the processes.
 
 
-STALE_SECONDS = 5.0  # after which an answer says nothing of now
-RATE_SECONDS = 10.0  # over which samples are counted
+STALE_SECONDS = 5.0  # after which a state says nothing of now
+UNREACHABLE = "unreachable"
 
-Server = Mapping[str, Any]  # what ``watch.panel_answer`` makes of a server's answer
-
-
-@dataclass(frozen=True, slots=True)
-class DataProgress:
-    """The progress of the slowest trainer in the data.
-
-    Attributes:
-        number: of the pass, from 1.
-        batch: the one that it has been given.
-        batches: of the pass; 0: not known.
-        seconds_left: of the pass; None: not known yet.
-    """
-
-    number: int
-    batch: int
-    batches: int
-    seconds_left: float | None = None
+Job = Mapping[str, Any]  # a line of ``watch``; empty before the first one
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,118 +62,30 @@ class View:
 
     Attributes:
         seconds: since the launch.
-        samples_per_second: of all trainers together; None: not known.
-        values: of ``fleet.report``, by name: the mean over the trainers that report it.
     """
 
     title: str
     seconds: float
     processes: Sequence[ProcessLine]
-    progress: DataProgress | None = None
-    samples_per_second: float | None = None
-    values: Mapping[str, float] = field(default_factory=dict)
+    job: Job = field(default_factory=dict)
 
 
-class Feed:
-    """The successive states of a job's servers.
+def known(name: str, job: Job, age: float) -> tuple[str, int | None]:
+    """What a job's state says of a process: its own state in words, "" where no server knows it,
+    and its step.
 
-    One thread calls :meth:`update`; another that reads meanwhile gets the state before or after it.
+    Args:
+        name: "server 0", "trainer 1".
+        age: of the state, in seconds.
     """
-
-    def __init__(self) -> None:
-        self._servers: Sequence[Server] = ()
-        self._taken = 0.0
-        self._seen = set[int]()  # trainers that a server has ever known
-        self._samples = deque[tuple[float, int]]()  # when, and how many in all
-        self._pass = (0, 0)  # which one is timed, and how many batches it has
-        self._began = (0.0, 0)  # when it was first seen, and at which batch
-        self._view: tuple[DataProgress | None, float | None, Mapping[str, float]] = (None, None, {})
-
-    def update(self, servers: Sequence[Server], now: float) -> None:
-        """Takes the present states of all servers.
-
-        Args:
-            servers: by number.
-            now: in seconds of any clock that only goes on.
-        """
-        self._servers, self._taken = servers, now
-        if not any(server["state"] for server in servers):
-            return  # they have ended, or are unreachable: the last state stays
-        trainers = self._trainers()
-        self._seen |= trainers.keys()
-        reports = [trainer["report"] for trainer in trainers.values()]
-        self._view = self._progress(reports, now), self._rate(reports, now), means(reports)
-
-    def view(self, title: str, seconds: float, processes: Sequence[ProcessLine]) -> View:
-        """The state as a panel shows it."""
-        return View(title, seconds, processes, *self._view)
-
-    def server(self, number: int, now: float) -> str:
-        """A server's state in a word or two; "" where none has been asked."""
-        if number >= len(self._servers):
-            return ""
-        if now - self._taken > STALE_SECONDS or not self._servers[number]["state"]:
-            return "no answer"
-        return str(self._servers[number]["state"])
-
-    def version(self, number: int) -> int | None:
-        """The updates that a server has applied."""
-        if number >= len(self._servers) or not self._servers[number]["state"]:
-            return None
-        return int(self._servers[number]["version"])
-
-    def trainer(self, number: int) -> tuple[str, int | None]:
-        """A trainer's state in words, "" where no server knows it, and its step."""
-        known = self._trainers().get(number)
-        if known is None:
-            return "running" if number in self._seen else "", None
-        state, doing = str(known["state"]), str(known["activity"])
-        if state == "joined":
-            state = "training" if not doing or doing.startswith("step ") else doing
-        return state, int(known["step"])
-
-    def _trainers(self) -> dict[int, Mapping[str, Any]]:
-        """Each trainer by number, as the first server that knows it reports it."""
-        found: dict[int, Mapping[str, Any]] = {}
-        for server in self._servers:
-            for trainer in server["trainers"]:
-                found.setdefault(trainer["trainer_id"], trainer)
-        return found
-
-    def _progress(self, reports: Sequence[Mapping[str, Any]], now: float) -> DataProgress | None:
-        places = [(each["passes"], each["batch"], each["batches"]) for each in reports]
-        number, batch, batches = min((each for each in places if each[0]), default=(0, 0, 0))
-        if not number:
-            return None
-        if self._pass != (number, batches) or batch < self._began[1]:
-            self._pass, self._began = (number, batches), (now, batch)
-        seconds, done = now - self._began[0], batch - self._began[1]
-        left = (batches - batch) * seconds / done if batches and done else None
-        return DataProgress(number, batch, batches, left)
-
-    def _rate(self, reports: Sequence[Mapping[str, Any]], now: float) -> float | None:
-        samples = sum(each["samples"] for each in reports)
-        if self._samples and samples < self._samples[-1][1]:
-            self._samples.clear()  # a trainer has left
-        self._samples.append((now, samples))
-        while now - self._samples[0][0] > RATE_SECONDS:
-            self._samples.popleft()
-        first, before = self._samples[0]
-        return (samples - before) / (now - first) if samples and now > first else None
-
-
-def means(reports: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The mean of each value over the reports that have it.
-
-    Example:
-        >>> means([{"values": {"loss": 1.0}}, {"values": {"loss": 3.0, "auc": 0.5}}])
-        {'auc': 0.5, 'loss': 2.0}
-    """
-    found: dict[str, list[float]] = {}
-    for report in reports:
-        for name, value in report["values"].items():
-            found.setdefault(name, []).append(float(value))  # "nan" and "inf" are texts
-    return {name: sum(values) / len(values) for name, values in sorted(found.items())}
+    kind, _, number = name.partition(" ")
+    if kind == "server":
+        found = job.get("servers", ())[int(number) : int(number) + 1]
+        state = UNREACHABLE if age > STALE_SECONDS else "".join(each["state"] for each in found)
+        return (state, found[0]["version"]) if found else ("", None)
+    by_number = {each["number"]: each for each in job.get("trainers", ())}
+    trainer = by_number.get(int(number))
+    return ("", None) if trainer is None else (trainer["word"], trainer["step"])
 
 
 # ---- panel rows ----
@@ -201,9 +95,10 @@ def means(reports: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 BAR = 10  # cells of a bar at least; with less room there is none
 VALUE_ROWS = 3  # of the script's values at most
+NOTICE_ROWS = 2  # of what is wrong at most
 STATE = 40  # cells of a process's state at most
 GOOD = ("serving", "training", "running", "finished", "left", "ended")
-BAD = ("failed", "lost", "no answer", "exit status", "killed")  # how a state begins that is none
+BAD = ("failed", "lost", UNREACHABLE, "exit status", "killed")  # how a state begins that is none
 
 
 def panel_rows(view: View, width: int, height: int) -> list[Text]:
@@ -214,9 +109,11 @@ def panel_rows(view: View, width: int, height: int) -> list[Text]:
         height: rows at most: processes that have no room are counted in the last one.
     """
     rows = [_head(view, width)]
-    if view.progress is not None:
-        rows.append(_progress(view.progress, width))
-    rows += _values(view, width)
+    if progress := view.job.get("progress"):
+        rows.append(_progress(progress, width))
+    rows += _values(view.job.get("headline", ()), width)
+    wrong = [each["text"] for each in view.job.get("notices", ()) if each["kind"] == "warn"]
+    rows += [Text(text, style="yellow") for text in wrong[:NOTICE_ROWS]]
     room = max(1, height - len(rows))
     shown = view.processes if len(view.processes) <= room else view.processes[: room - 1]
     rows += _processes(shown, width)
@@ -230,36 +127,27 @@ def panel_rows(view: View, width: int, height: int) -> list[Text]:
 def _head(view: View, width: int) -> Text:
     """A rule with the script's name, and the time since the launch."""
     time = clock(view.seconds)
-    title = Text(_printable(view.title))
+    title = Text(view.title)
     title.truncate(max(1, width - len(time) - 9), overflow="ellipsis")
     left = Text.assemble(("\u2500\u2500 ", "dim"), (title.plain, "bold"), " ")
     rule = max(1, width - left.cell_len - len(time) - 4)
     return left.append("\u2500" * rule, "dim").append(f" {time} ").append("\u2500\u2500", "dim")
 
 
-def _progress(progress: DataProgress, width: int) -> Text:
+def _progress(progress: Mapping[str, Any], width: int) -> Text:
     """The pass: a bar where there is room, batches, and the time that is left."""
-    row = Text(f"pass {progress.number}  ")
-    if not progress.batches:
-        return row.append(f"batch {progress.batch}")
-    part = min(1.0, progress.batch / progress.batches)
-    said = f"{progress.batch}/{progress.batches}  {math.floor(100 * part)}%"
-    if progress.seconds_left is not None:
-        said += f"  {clock(progress.seconds_left)} left"
+    row, said = Text(f"pass {progress['number']}  "), progress["text"]
     room = width - row.cell_len - cell_len(said) - 2
-    if room >= BAR:
-        done = math.floor(room * part)
+    if progress["batches"] and room >= BAR:
+        done = math.floor(room * min(1.0, progress["batch"] / progress["batches"]))
         row.append("\u2501" * done, "green").append("\u2500" * (room - done), "dim").append("  ")
     return row.append(said)
 
 
-def _values(view: View, width: int) -> list[Text]:
+def _values(headline: Sequence[str], width: int) -> list[Text]:
     """The samples per second and the script's values, in as many rows as they need."""
-    parts = [f"{_printable(name)} {value:.4g}" for name, value in view.values.items()]
-    if view.samples_per_second is not None:
-        parts.insert(0, f"{view.samples_per_second:,.0f} samples/s")
     rows = list[str]()
-    for part in parts:
+    for part in headline:
         if rows and cell_len(rows[-1]) + 3 + cell_len(part) <= width:
             rows[-1] += f"   {part}"
         else:
@@ -275,7 +163,7 @@ def _processes(processes: Sequence[ProcessLine], width: int) -> Iterator[Text]:
     states = max((cell_len(each.state) for each in processes), default=0)
     states = max(1, min(states, STATE, width - names - steps - sizes - 6))
     for each in processes:
-        state = Text(_printable(each.state), _style(each.state))
+        state = Text(each.state, _style(each.state))
         state.truncate(states, overflow="ellipsis", pad=True)
         numbers = f"  {_step(each):>{steps}}" if steps else ""
         row = Text(f"{each.name:<{names}}  ").append_text(state)
@@ -299,11 +187,6 @@ def _style(state: str) -> str:
     if state in GOOD:
         return "green"
     return "bold red" if state.startswith(BAD) else "yellow"
-
-
-def _printable(text: str) -> str:
-    """Text of other processes, without control codes of a terminal."""
-    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def clock(seconds: float) -> str:
@@ -350,7 +233,9 @@ class Panel:
     ) -> None:
         self._title, self._terminal, self._group = title, terminal, group
         self._environ, self._processes = environ, processes
-        self._feed, self._began = Feed(), time.monotonic()
+        self._job, self._taken = dict[str, Any](), 0.0  # what ``watch`` has printed last, and when
+        self._seen = set[str]()  # processes that servers have ever known
+        self._began = time.monotonic()
         self._asking = None if token is None else self._start(token)
         self._over = threading.Event()
         self._drawing = threading.Thread(target=self._draw, name="panel", daemon=True)
@@ -389,15 +274,15 @@ class Panel:
     def _read(self, lines: IO[bytes]) -> None:
         with lines:
             for line in lines:
-                self._feed.update(bounded_json.loads(line), time.monotonic())
+                self._job, self._taken = bounded_json.loads(line), time.monotonic()
 
     @onlooker("the panel", end=lambda panel: panel.leave())
     def _draw(self) -> None:
         while self._terminal.panel:
             height, width = self._terminal.size()
             now = time.monotonic()
-            lines = list(self._lines(now))
-            view = self._feed.view(self._title, now - self._began, lines)
+            job, age = self._job, now - self._taken
+            view = View(self._title, now - self._began, list(self._lines(job, age)), job)
             # half of the terminal, and the last column empty: no row wraps
             rows = panel_rows(view, width - 1, max(1, height // 2))
             self._terminal.show([self._row(row, width) for row in rows])
@@ -417,17 +302,15 @@ class Panel:
             console.print(row, end="", no_wrap=True, highlight=False)
         return written.get(), row.cell_len
 
-    def _lines(self, now: float) -> Iterator[ProcessLine]:
+    def _lines(self, job: Job, age: float) -> Iterator[ProcessLine]:
         for process in self._processes():
-            kind, _, number = process.name.partition(" ")
-            of_server = kind == "server"
-            if of_server:
-                state, step = self._feed.server(int(number), now), self._feed.version(int(number))
-            else:
-                state, step = self._feed.trainer(int(number))
+            state, step = known(process.name, job, age)
+            if state:
+                self._seen.add(process.name)
             if process.status is not None:
                 state = f"exit status {process.status}" if process.status else "ended"
-            waiting = "running" if self._asking is None or of_server else "starting"
+            starts = process.name.startswith("trainer ") and process.name not in self._seen
+            waiting = "starting" if starts and self._asking is not None else "running"
             yield ProcessLine(process.name, state or waiting, step, process.memory_bytes)
 
     def close(self) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
-from google.protobuf.message import Message
 from rich.console import Console
 from rich.table import Table
 
@@ -23,17 +20,17 @@ from pserver.errors import PServerError, Refused
 from pserver.security import keys
 from pserver.security.access import OPEN, Access, always_open
 from pserver.security.keys import Bearer
-from pserver.telemetry.counts import count_lines
-from pserver.wire_pb2 import (
-    EpochStatus,
-    ReloadStatus,
-    SaveStatus,
-    StatusReply,
-    StatusRequest,
-    TableStatus,
-    TrainerStatus,
-    WaitStatus,
+from pserver.telemetry.job_view import (
+    JobState,
+    JobView,
+    Sample,
+    ServerView,
+    TableView,
+    TrainerView,
+    jsonable,
+    size,
 )
+from pserver.wire_pb2 import StatusReply, StatusRequest
 
 COLUMNS = ("server", "state", "mode", "holds", "steps", "in / out", "transports", "up")
 
@@ -46,6 +43,7 @@ class StatusAnswer:
         reply: None: it did not answer, or refused to.
         error: the error of the server or its job; "" where there is none.
         warnings: of errors to come.
+        heard: when the outcome was known, by the monotonic clock.
     """
 
     endpoint: str
@@ -53,6 +51,7 @@ class StatusAnswer:
     error: str = ""
     refused: bool = False
     warnings: Sequence[str] = ()
+    heard: float = field(default_factory=time.monotonic)
 
     @property
     def well(self) -> bool:
@@ -85,30 +84,39 @@ def ask_each(
         yield StatusAnswer(endpoint, reply, said, warnings=warnings)
 
 
-def show(answers: Iterable[StatusAnswer], console: Console) -> int:
-    """Prints a row for each server, then a line for each trainer, each table, each variable (the
-    most bytes first) and each error.
+def show(answers: Iterable[StatusAnswer], console: Console, view: JobView | None = None) -> int:
+    """Prints a row for each server, then the job's progress and values, a line for each trainer,
+    each table, each notice, each variable (the most bytes first) and each error.
+
+    Args:
+        view: of the answers before, with which there are rates; None: there were none.
 
     Returns:
         0 if all of them answered, none has failed, and none waits for another one to come back;
         otherwise 1.
     """
+    answers = list(answers)
+    state = (view or JobView([each.endpoint for each in answers])).add(sample_of(answers))
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in COLUMNS:
         table.add_column(column, no_wrap=True)
-    lines, errors, well = [], [], True
-    for answer in answers:
-        well = well and answer.well
-        errors += [answer.error] if answer.error else []
-        if answer.reply is None:
-            table.add_row(answer.endpoint, "refused" if answer.refused else "unreachable")
-            continue
-        table.add_row(answer.endpoint, *cells(answer.reply))
-        lines += [f"{answer.endpoint}: {line}" for line in (*answer.warnings, *more(answer.reply))]
+    for answer, server in zip(answers, state.servers, strict=True):
+        if server.up:
+            table.add_row(server.endpoint, *cells(server))
+        else:
+            table.add_row(server.endpoint, "refused" if answer.refused else server.state)
     console.print(table)
-    for line in (*lines, *errors):
+    for line in (*job_lines(state), *server_lines(answers)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    return int(not well)
+    return int(not all(answer.well for answer in answers))
+
+
+def sample_of(answers: Sequence[StatusAnswer]) -> Sample:
+    """The answers as one moment."""
+    replies = {each.endpoint: each.reply for each in answers if each.reply is not None}
+    heard = {each.endpoint: each.heard for each in answers if each.reply is not None}
+    errors = {each.endpoint: each.error for each in answers if each.reply is None}
+    return Sample(time.monotonic(), replies, heard, errors)
 
 
 def show_json(answers: Iterable[StatusAnswer], console: Console) -> int:
@@ -124,34 +132,13 @@ def show_json(answers: Iterable[StatusAnswer], console: Console) -> int:
             "endpoint": answer.endpoint,
             "error": answer.error,
             "warnings": list(answer.warnings),
-            **({} if answer.reply is None else plain(answer.reply)),
+            **({} if answer.reply is None else jsonable(answer.reply)),
         }
         for answer in answers
     ]
     text = json.dumps({"servers": found})
     console.print(text, markup=False, highlight=False, soft_wrap=True)
     return int(not all(answer.well for answer in answers))
-
-
-def plain(message: Message) -> dict[str, Any]:
-    """A message's fields as JSON has them, numbers as numbers; those that JSON does not have are
-    "nan", "inf" and "-inf".
-
-    Example:
-        >>> plain(TrainerStatus(trainer_id=1, state="joined", step=7))["step"]
-        7
-    """
-    return {field.name: _plain(getattr(message, field.name)) for field in message.DESCRIPTOR.fields}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Message):
-        return plain(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    return value if isinstance(value, str | int | float) else [_plain(each) for each in value]
 
 
 def watch(
@@ -212,17 +199,42 @@ def expiring(endpoint: str, access: Access) -> list[str]:
     return [warning] if warning else []
 
 
-def cells(reply: StatusReply) -> tuple[str, ...]:
+def cells(server: ServerView) -> tuple[str, ...]:
     """The cells of a server's row, behind its endpoint."""
     return (
-        reply.state,
-        reply.mode,
-        f"{reply.slices} slices, {size(reply.bytes_held)}",
-        str(reply.version),
-        f"{size(reply.bytes_in)} / {size(reply.bytes_out)}",
-        ", ".join(reply.transports),
-        f"{reply.uptime_seconds:.0f} s",
+        server.state,
+        server.mode,
+        f"{server.slices} slices, {size(server.bytes_held)}",
+        str(server.version),
+        f"{size(server.bytes_in)} / {size(server.bytes_out)}",
+        ", ".join(server.transports),
+        f"{server.uptime_seconds:.0f} s",
     )
+
+
+def job_lines(state: JobState) -> Iterator[str]:
+    """The lines of a job, below the servers."""
+    if state.progress is not None:
+        yield f"pass {state.progress.number}  {state.progress.text}"
+    if state.headline:
+        yield "   ".join(state.headline)
+    yield from map(trainer_line, state.trainers)
+    yield from map(table_line, state.tables)
+    yield from (each.text for each in state.notices)
+
+
+def server_lines(answers: Iterable[StatusAnswer]) -> Iterator[str]:
+    """The lines of single servers, below those of the job: variables, warnings, errors."""
+    errors = []
+    for answer in answers:
+        errors += [answer.error] if answer.error else []
+        yield from (f"{answer.endpoint}: {warning}" for warning in answer.warnings)
+        variables = {} if answer.reply is None else answer.reply.variables
+        for name, each in sorted(
+            variables.items(), key=lambda item: (-item[1].bytes_in - item[1].bytes_out, item[0])
+        ):
+            yield f"{answer.endpoint}: {name}: {size(each.bytes_in)} / {size(each.bytes_out)}"
+    yield from errors
 
 
 def failure_line(reply: StatusReply) -> str:
@@ -233,37 +245,16 @@ def failure_line(reply: StatusReply) -> str:
     return text
 
 
-def more(reply: StatusReply) -> Iterator[str]:
-    """The lines of a server, below the table."""
-    yield from map(trainer_line, reply.trainers)
-    yield from map(wait_line, reply.waits)
-    yield from map(table_line, reply.tables)
-    if reply.HasField("save"):
-        yield save_line(reply.save)
-    if reply.away:
-        yield f"waits for server {', '.join(map(str, reply.away))} to come back"
-    if reply.HasField("reload"):
-        yield reload_line(reply.reload)
-    if reply.recording.failure:
-        yield f"the job's log is not recorded any more: {reply.recording.failure}"
-    yield from map(epoch_line, reply.epochs)
-    yield from count_lines(reply.trainers)
-    busiest = sorted(
-        reply.variables.items(),
-        key=lambda item: (-item[1].bytes_in - item[1].bytes_out, item[0]),
-    )
-    for name, each in busiest:
-        yield f"{name}: {size(each.bytes_in)} / {size(each.bytes_out)}"
-
-
-def trainer_line(trainer: TrainerStatus) -> str:
-    """One trainer in one line, as one server sees it."""
-    text = f"trainer {trainer.trainer_id} {trainer.state}, step {trainer.step}"
-    text += f", {trainer.transport}" if trainer.transport else ""
+def trainer_line(trainer: TrainerView) -> str:
+    """One trainer in one line."""
+    text = f"trainer {trainer.number} {trainer.state}, step {trainer.step}"
+    text += "".join(f", {each}" for each in trainer.transports)
     if trainer.state == "joined":
-        text += f", silent for {trainer.silence_seconds:.1f} s"
+        text += f", silent for {trainer.silence:.1f} s"
     if trainer.kept_seconds:
         text += f", its place is kept for another {trainer.kept_seconds:.0f} s"
+    if trainer.steps_per_second is not None:
+        text += f", {trainer.steps_per_second:.3g} steps/s"
     if trainer.behind:
         text += f", slow: {trainer.compute_seconds:.3g} s of its own a step, "
         text += f"{trainer.behind:.1f} times the others'"
@@ -271,52 +262,10 @@ def trainer_line(trainer: TrainerStatus) -> str:
     return text + (f"; last reported: {trainer.activity}" if trainer.activity else "")
 
 
-def wait_line(wait: WaitStatus) -> str:
-    """A wait, with the awaited trainers and its seconds, in one line."""
-    whom = ", ".join(map(str, wait.for_whom)) or "(none)"
-    what = f"trainer {wait.trainer_id} waits at {wait.what} for trainer {whom}"
-    return f"{what}, for {wait.seconds:.1f} s (wait {wait.number})"
-
-
-def table_line(table: TableStatus) -> str:
-    """One table's part on a server, with its counters, in one line."""
+def table_line(table: TableView) -> str:
+    """One table over all servers, with its counters, in one line."""
     counted = "".join(
-        f", {count} {name}"
-        for name, count in sorted(table.counters.items())
-        if count and name != "rows"
+        f", {count} {name}" for name, count in sorted(table.counters.items()) if count
     )
-    return f"table {table.name}: {table.rows} rows, {size(table.bytes_held)}{counted}"
-
-
-def epoch_line(epoch: EpochStatus) -> str:
-    """The progress of an epoch's samples, in one line."""
-    total = f"{epoch.samples} {epoch.unit}" if epoch.samples else f"{epoch.unit}, length unknown"
-    text = f"epoch {epoch.number}{', over' if epoch.over else ''}: {total}, {epoch.decided} decided"
-    text += f", {epoch.leased} leased, {epoch.skipped} skipped, {epoch.handed_back} handed back"
-    return text + (f", {epoch.left_out} left out" if epoch.left_out else "")
-
-
-def save_line(save: SaveStatus) -> str:
-    """The last save in the background, in one line."""
-    how = f"{size(save.bytes)} in {save.seconds:.1f} s, steps waited {save.pause_seconds:.3f} s"
-    if save.failure:
-        return f"a save has failed: {save.failure}"
-    return f"saved to {save.file}: {how}" if save.done else f"saves to {save.file}: {how}"
-
-
-def reload_line(reload: ReloadStatus) -> str:
-    """The losses of a server that has come back, in one line."""
-    each = ", ".join(f"trainer {t}: {n}" for t, n in sorted(reload.steps_by_trainer.items()))
-    return (
-        f"came back from {reload.file}: {reload.steps} decided steps are lost here ({each}), with "
-        f"up to {reload.rows} changes of rows"
-    )
-
-
-def size(count: float) -> str:
-    """A number of bytes with a unit."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
+    rows = table.memory_rows + table.disk_rows
+    return f"table {table.name}: {rows} rows, {size(table.bytes_held)}{counted}"

@@ -2,11 +2,12 @@
 
 In reading order::
 
-    memory   the memory of the process: warm buffers, holes that are given back, frozen objects
-    counts   the counts of each trainer's steps, for metrics, status and page
-    metrics  a server's measurements of one job's steps; GET /metrics
-    logs     lines of the log: repeated ones are limited, all have the same labels
-    trace    the spans of one process, and the recordings of all as one file for Perfetto
+    memory    the memory of the process: warm buffers, holes that are given back, frozen objects
+    counts    the counts of each trainer's steps, for metrics, status and page
+    metrics   a server's measurements of one job's steps; GET /metrics
+    logs      lines of the log: repeated ones are limited, all have the same labels
+    trace     the spans of one process, and the recordings of all as one file for Perfetto
+    job_view  a job seen from outside, from its servers' answers: for panel, status and page; pure
 
 [Note: what metrics cost]  A step pays for what it adds to histograms and counters, which is some
 microseconds (tests/benchmarks/metrics.py times it alone).  All else is read when the page is asked

@@ -8,7 +8,7 @@ where it has one, a line of ``pserver status`` and a warning of the page.  A ste
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -102,9 +102,23 @@ def counted(trainers: Iterable[TrainerStatus], name: str) -> int:
     return sum(each.counts[name] for each in trainers if name in each.counts)
 
 
-def count_lines(trainers: Iterable[TrainerStatus]) -> Iterator[str]:
-    """The lines about the counts over trainers that are not 0."""
-    known = list(trainers)
+def most_counted(servers: Iterable[Iterable[TrainerStatus]], name: str) -> int:
+    """A count over the trainers of a job: that of the server that has counted most, as all servers
+    refuse alike.
+
+    Args:
+        servers: the trainers of each server's status.
+        name: a key of ``COUNTS``.
+    """
+    return max((counted(trainers, name) for trainers in servers), default=0)
+
+
+def count_lines(servers: Sequence[Iterable[TrainerStatus]]) -> Iterator[str]:
+    """The lines about the counts of a job that are not 0.
+
+    Args:
+        servers: the trainers of each server's status.
+    """
     for name, each in COUNTS.items():
-        if each.line and (found := counted(known, name)):
+        if each.line and (found := most_counted(servers, name)):
             yield each.line.format(found)

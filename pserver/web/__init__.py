@@ -2,11 +2,10 @@
 
 In reading order::
 
-    server    HTTP, the rights of visitors, and the collector that asks the servers
-    samples   the servers' states at one moment, rates between two, events, lines of logs
-    job_view  the job as the page shows it, over time, JSON-able; pure
-    views     the page's answers, tables and curves, JSON-able; pure
+    server     HTTP, the rights of visitors, and the job that is watched
+    log_files  the last lines of logs
 
+The job's state and history are those of ``pserver/telemetry/job_view.py``.
 ``static/`` holds the page: one HTML file, one style sheet, one script.  Nothing is built, and
 nothing is loaded from elsewhere.
 
@@ -16,6 +15,6 @@ as a cookie that no script and no other site can use.  A name that an attacker's
 to this host is refused by the Host header.  An act needs more: the process must hold an operator's
 key, and the request a second token, which only the page itself receives.
 
-May import: ``pserver.control``, ``pserver.security``, ``pserver.telemetry.logs``, the generated
-messages and the files of the root.  Only ``pserver/__main__.py`` imports this room.
+May import: ``pserver.control``, ``pserver.security``, ``pserver.telemetry`` and the files of the
+root.  Only ``pserver/__main__.py`` imports this room.
 """

@@ -1,4 +1,4 @@
-"""``pserver web``: the process, its collector, the rights to read and to act, and HTTP."""
+"""``pserver web``: the process, the watched job, the rights to read and to act, and HTTP."""
 
 from __future__ import annotations
 
@@ -23,17 +23,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from pserver import timeouts
-from pserver.control.control_client import ControlClient
+from pserver.control.collector import EACH_SECONDS, Collector
 from pserver.errors import PServerError
 from pserver.half_open import HalfOpen
 from pserver.security.access import Access, always_open
 from pserver.security.keys import Keys
-from pserver.side_business import SideBusiness
+from pserver.telemetry.job_view import JobView, Sample
 from pserver.telemetry.logs import LimitedLog
-from pserver.web.job_view import JobView
-from pserver.web.samples import LogFiles, Sample
-from pserver.wire_pb2 import StatusReply, StatusRequest
+from pserver.web.log_files import LogFiles
 
 # ---- acts ----
 #
@@ -99,109 +96,6 @@ class Actions:
         self._last = said
         log.info("%s: %s", name, said)
         self._told(kind, said)
-
-
-# ---- collector ----
-#
-# Asks every server each second, and tells pages what is new.
-
-
-EACH_SECONDS = 1.0
-
-
-class Collector:
-    """Watches a job: a thread asks each server, and one takes their answers each second, so that a
-    server that is gone does not delay the others.  Any thread may call it.
-
-    Args:
-        endpoints: of the servers.
-        access_of: by endpoint, what is proved to the server.
-        seconds: between two questions.
-    """
-
-    def __init__(
-        self,
-        endpoints: Sequence[str],
-        access_of: Callable[[str], Access] = always_open,
-        seconds: float = EACH_SECONDS,
-    ) -> None:
-        self.endpoints = list(endpoints)
-        self._access_of, self._seconds = access_of, seconds
-        self._view = JobView(endpoints)
-        self._condition = threading.Condition()  # guards all above and below
-        self._heard: dict[str, tuple[float, StatusReply]] = {}
-        self._errors: dict[str, str] = {}
-        self._closing = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._ask, args=(each,), name=f"asks {each}", daemon=True)
-            for each in self.endpoints
-        ]
-        self._threads.append(threading.Thread(target=self._take, name="collector", daemon=True))
-
-    def __enter__(self) -> Collector:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._closing.set()
-        for thread in self._threads:
-            thread.join()
-
-    def page(self, since: int) -> dict[str, Any]:
-        """The changes after a tick: see :meth:`JobView.page`."""
-        with self._condition:
-            return self._view.page(since)
-
-    def add(self, kind: str, text: str) -> None:
-        """Adds an event of this process to the time axis."""
-        with self._condition:
-            tick = self._view.curves.tick + 1  # pages know the present one already
-            self._view.events.add(tick, time.time(), kind, text)
-
-    def _ask(self, endpoint: str) -> None:
-        """Asks one server until the end."""
-        control: ControlClient | None = None
-        wait = 0.0
-        while not self._closing.wait(wait):
-            began = time.monotonic()
-            try:
-                if control is None:  # a server that was started again may have another secret
-                    access = self._access_of(endpoint)
-                    control = ControlClient(endpoint, timeouts.WATCH_SECONDS, access=access)
-                reply = control.status(StatusRequest())
-            except (PServerError, OSError, ValueError) as error:
-                with self._condition:
-                    self._heard.pop(endpoint, None)
-                    self._errors[endpoint] = str(error).removeprefix(f"{endpoint}: ")
-                if control is not None:
-                    control.close()
-                control = None
-            else:
-                with self._condition:
-                    self._heard[endpoint] = time.time(), reply
-                    self._errors.pop(endpoint, None)
-            wait = max(0.0, self._seconds - (time.monotonic() - began))
-        if control is not None:
-            control.close()
-
-    def _take(self) -> None:
-        """Takes the servers' answers, until the end."""
-        taking = SideBusiness("what servers have said")
-        while not self._closing.wait(self._seconds):
-            taking.do(self._take_once)
-
-    def _take_once(self) -> None:
-        with self._condition:
-            heard = dict(self._heard)
-            self._view.add(
-                Sample(
-                    time.time(),
-                    {endpoint: reply for endpoint, (_, reply) in heard.items()},
-                    {endpoint: when for endpoint, (when, _) in heard.items()},
-                    dict(self._errors),
-                )
-            )
 
 
 # ---- sessions ----
@@ -331,7 +225,7 @@ class PageServer:
 
     Args:
         host, port: where it listens; port 0 is any free one.
-        page: gives the changes after a tick: see :meth:`pserver.web.job_view.JobView.page`.
+        page: gives the changes after a tick: see :meth:`pserver.telemetry.job_view.JobView.page`.
         logs: that the page may show.
         acts: that the page offers.
         context: for TLS; None: plain HTTP.
@@ -641,7 +535,7 @@ class PageSettings:
 
 
 class Web:
-    """A page that is served, and what it needs; a context manager.
+    """A page that is served, with the job that it shows; a context manager.
 
     Args:
         settings: of the page.
@@ -656,13 +550,17 @@ class Web:
 
     def __init__(self, settings: PageSettings) -> None:
         context = None if settings.keys is None else tls_context(settings.keys)
-        self._collector = Collector(settings.endpoints, settings.access_of, settings.seconds)
+        self._view = JobView(settings.endpoints)
+        self._lock = threading.Lock()  # guards it
+        self._collector = Collector(
+            settings.endpoints, self._take, settings.access_of, settings.seconds
+        )
         self._server = PageServer(
             settings.host,
             settings.port,
-            self._collector.page,
+            self.page,
             LogFiles(settings.log_dir),
-            Actions(*offered(settings), self._collector.add),
+            Actions(*offered(settings), self.add),
             context,
         )
         self.url = self._server.url
@@ -674,6 +572,21 @@ class Web:
     def __exit__(self, *_: object) -> None:
         self._server.close()
         self._collector.__exit__()
+
+    def page(self, since: int) -> dict[str, Any]:
+        """The changes after a tick: see :meth:`JobView.page`."""
+        with self._lock:
+            return self._view.page(since)
+
+    def add(self, kind: str, text: str) -> None:
+        """Adds an event of this process to the time axis."""
+        with self._lock:
+            tick = self._view.curves.tick + 1  # pages know the present one already
+            self._view.events.add(tick, time.time(), kind, text)
+
+    def _take(self, sample: Sample) -> None:
+        with self._lock:
+            self._view.add(sample)
 
 
 def serve(settings: PageSettings) -> int:

@@ -27,6 +27,7 @@ TRANSPILER = {"transpiler", "torch", "numpy", "safetensors", "google", "sympy"}
 IMPURE = {"threading", "socket", "time", "os", "subprocess", "multiprocessing", "concurrent"}
 IMPURE |= {"asyncio", "queue", "grpc", "pyarrow"}
 PURE = ("transpiler/", "pserver/table/", "pserver/dense/", "pserver/leases/")
+PURE += ("pserver/telemetry/job_view.py",)
 PURE += tuple(f"pserver/job_log/{name}.py" for name in ("coordinator", "files", "records"))
 EXCEPT = {
     "transpiler/files/files.py": {"os"},  # what is saved is synced and renamed

@@ -26,6 +26,7 @@ from pserver.client import announcement
 from pserver.client import stream as retrying_stream
 from pserver.client.client import Client, Report, ServerReturn
 from pserver.client.observer import Observer
+from pserver.control.collector import Collector
 from pserver.job_log.follower import FollowerLink
 from pserver.launcher.log_file import LogFile
 from pserver.launcher.processes import ChildProcess, Group, Terminal
@@ -37,7 +38,6 @@ from pserver.side_business import SideBusiness
 from pserver.telemetry.metrics import Exposition
 from pserver.timeouts import Timeouts
 from pserver.transport.stream import AcceptLoop
-from pserver.web.server import Collector
 from pserver.wire_pb2 import AnnounceReply, HeartbeatReply, JoinReply
 from tests.support.sources import MODULES, nodes, relative
 from tests.support.waiting import eventually
@@ -331,10 +331,9 @@ def pages_of_metrics() -> None:
 def collectors(monkeypatch: pytest.MonkeyPatch) -> None:
     """A key that cannot be read, and what is made of what servers say."""
     access = Refusing()
-    collector = Collector(["127.0.0.1:1"], cast(Any, access), 0.001)
     take = Refusing()
-    monkeypatch.setattr(collector._view, "add", take)
-    monkeypatch.setattr("pserver.web.server.ControlClient", Refusing(times=10**6))
+    collector = Collector(["127.0.0.1:1"], take, cast(Any, access), 0.001)
+    monkeypatch.setattr("pserver.control.collector.ControlClient", Refusing(times=10**6))
     with collector:
         eventually(lambda: access.passed() and take.passed())
 
@@ -398,14 +397,14 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("pserver/client/observer.py", "self._beat"): observers,
     ("pserver/client/stream.py", "target"): outboxes,
     ("pserver/launcher/processes.py", "self._read"): "a test above",
+    ("pserver/control/collector.py", "self._ask"): collectors,
+    ("pserver/control/collector.py", "self._take_all"): collectors,
     ("pserver/job_log/follower.py", "target"): followers,
     ("pserver/telemetry/metrics.py", "self._server.serve_forever"): pages_of_metrics,
     ("pserver/ray/actor.py", "_read"): functions_of_actors,
     ("pserver/service/server.py", "self._tick"): clocks_of_servers,
     ("pserver/service/server.py", "self._working.probe_until"): probes,
     ("pserver/transport/stream.py", "self._accept"): accepts,
-    ("pserver/web/server.py", "self._ask"): collectors,
-    ("pserver/web/server.py", "self._take"): collectors,
     ("trainer/collective/rendezvous.py", "self._run"): memberships,
     ("trainer/communicator/termination.py", "self._watch"): the_thread_of_sigterm,
     # what is beside their work is nothing that the system could refuse

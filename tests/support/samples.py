@@ -1,10 +1,10 @@
-"""What servers say to ``pserver web``, made up: one lane, steps that take known times."""
+"""What servers say to a watcher, made up: one lane, steps that take known times."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pserver.web.samples import Sample
+from pserver.telemetry.job_view import Sample
 from pserver.wire_pb2 import (
     Event,
     LaneReport,

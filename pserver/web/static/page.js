@@ -63,6 +63,7 @@
 
   const rate = (value) => `${bytes(value)}/s`;
   const plain = (value) => value.toLocaleString("en");
+  const lately = (value) => (value === null ? "" : short(value));
   const clock = (time) => new Date(time * 1000).toTimeString().slice(0, 8);
 
   // ---- what is kept ----
@@ -77,7 +78,7 @@
     }
   }
 
-  function thin(curve) { // as pserver/web/views.py does
+  function thin(curve) { // as pserver/telemetry/job_view.py does
     const half = MOST_POINTS / 2;
     for (const name of ["times", "values"]) {
       const kept = curve[name].slice(0, half).filter((_, place) => place % 2 === 0);
@@ -296,7 +297,7 @@
     }
     servers.forEach((server, index) => {
       const look = server.up ? (server.state === "serving" ? "good" : server.state === "failed" ? "bad" : "warn") : "bad";
-      node(svg, place(index, servers.length), 8, width / servers.length, `S${server.name.split(" ")[1]}`, server.state, look);
+      node(svg, place(index, servers.length), 8, width / servers.length, `S${server.index}`, server.state, look);
     });
     trainers.forEach((trainer, index) => {
       const look = { joined: "good", lost: "bad" }[trainer.state] ?? "warn";
@@ -377,22 +378,26 @@
 
   const LISTS = [
     ["Servers", ["server", "state", "updates", "holds", "memory", "in", "out", "up", "error"],
-      () => now.servers.map((each) => (each.up
-        ? [`${each.name} ${each.endpoint}`, each.state, plain(each.version), bytes(each.held), bytes(each.memory),
-          rate(each.in), rate(each.out), seconds(each.uptime), each.error]
-        : [`${each.name} ${each.endpoint}`, each.state, "", "", "", "", "", "", each.error]))],
+      () => now.servers.map((each) => {
+        const name = `server ${each.index} ${each.endpoint}`;
+        if (each.age === null) return [name, each.state, "", "", "", "", "", "", each.error];
+        const error = each.up ? each.error : `last answer ${seconds(each.age)} ago: ${each.error}`;
+        return [name, each.state, plain(each.version), bytes(each.bytes_held), bytes(each.memory_bytes),
+          rate(each.bytes_in_per_second), rate(each.bytes_out_per_second), seconds(each.uptime_seconds), error];
+      })],
     ["Trainers", ["trainer", "state", "step", "steps/s", "samples/s", "memory", "doing"],
       () => now.trainers.map((each) => [`trainer ${each.number}`, each.state, plain(each.step),
-        short(each.steps_per_second), short(each.samples_per_second), bytes(each.memory),
+        lately(each.steps_per_second), lately(each.samples_per_second), bytes(each.memory_bytes),
         each.behind ? `${each.activity} (slow: ${each.behind.toFixed(1)} times the others)` : each.activity])],
     ["Links", ["link", "state", "to the server", "to the trainer", "transport", "reconnects"],
       () => now.links.slice(0, 200).map((each) => [`trainer ${each.trainer} - server ${each.server}`, each.state,
         rate(each.up), rate(each.down), each.transport, plain(each.reconnects)])],
     ["Tables of rows", ["table", "rows in memory", "on disk", "waiting", "hit rate", "lookups/s", "admitted", "not admitted",
       "removed", "bytes"],
-      () => now.tables.map((each) => [each.name, plain(each.memory_rows), plain(each.disk_rows), plain(each.waiting),
+      () => now.tables.map((each) => [each.name, plain(each.memory_rows), plain(each.disk_rows), plain(each.counters.waiting ?? 0),
         each.hit_rate === null ? "" : `${(100 * each.hit_rate).toFixed(1)} %`, short(each.lookups_per_second),
-        plain(each.admitted), plain(each.refused), plain(each.removed), bytes(each.bytes)])],
+        plain(each.counters.admitted ?? 0), plain(each.counters.refused ?? 0), plain(each.removed),
+        bytes(each.bytes_held)])],
   ];
 
   function drawLists() {
@@ -421,6 +426,18 @@
       say(item.querySelector("b"), WORDS[answer.verdict]);
       say(item.querySelector("p"), answer.text);
     });
+  }
+
+  function drawNotices() {
+    const box = $("notices");
+    const lasting = now.notices.filter((notice) => notice.kind !== "brief");
+    box.hidden = lasting.length === 0;
+    lasting.forEach((notice, number) => {
+      const item = box.children[number] ?? make(box, "li");
+      item.className = notice.kind;
+      say(item, notice.text);
+    });
+    while (box.children.length > lasting.length) box.lastChild.remove();
   }
 
   function drawEvents() {
@@ -503,6 +520,7 @@
     const began = performance.now();
     measure();
     drawAnswers();
+    drawNotices();
     drawMap();
     drawCurves();
     drawSteps();
@@ -519,8 +537,9 @@
     const status = $("status");
     status.className = gone.length ? "lost" : "";
     say(status, gone.length ? `No answer from ${gone.join(", ")}; asking again.` : "Connected.");
-    const job = now.job.fingerprint ? `job ${now.job.fingerprint}, ${now.job.mode}` : "no job";
-    say($("job"), job);
+    say($("job"), now.fingerprint ? `job ${now.fingerprint}, ${now.mode}` : "no job");
+    const pass = now.progress ? [`pass ${now.progress.number}: ${now.progress.text}`] : [];
+    say($("headline"), [...pass, ...now.headline].join(" \u00b7 "));
     document.title = `${gone.length ? "! " : ""}pserver: ${now.answers[0].text}`;
   }
 

@@ -19,8 +19,8 @@ from pserver.launcher import supervisor
 from pserver.launcher.cluster import Cluster
 from pserver.launcher.lost_server import main, obstacle, part_of
 from pserver.launcher.started_processes import StartedProcesses
-from pserver.launcher.status import more
 from pserver.launcher.supervisor import Failed, RestartPolicy, Supervisor
+from pserver.telemetry.job_view import notices
 from pserver.wire_pb2 import StatusReply
 
 
@@ -101,10 +101,10 @@ def test_status_says_what_was_lost_and_who_is_away() -> None:
     status.reload.file, status.reload.steps, status.reload.rows = "saved/server-2", 3, 40
     status.reload.steps_by_trainer.update({0: 1, 1: 2})
 
-    assert list(more(status)) == [
+    assert [each.text for each in notices({"a:1": status})] == [
         "waits for server 1 to come back",
-        "came back from saved/server-2: 3 decided steps are lost here (trainer 0: 1, trainer 1: "
-        "2), with up to 40 changes of rows",
+        "a:1: came back from saved/server-2: 3 decided steps are lost here (trainer 0: 1, "
+        "trainer 1: 2), with up to 40 changes of rows",
     ]
 
 

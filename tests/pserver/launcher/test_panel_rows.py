@@ -5,29 +5,36 @@ of.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 
 import pytest
 
-from pserver import wire_pb2 as wire
-from pserver.launcher.panel import STALE_SECONDS, DataProgress, Feed, ProcessLine, View, panel_rows
-from pserver.launcher.watch import NO_ANSWER, panel_answer
+from pserver.launcher.panel import STALE_SECONDS, ProcessLine, View, known, panel_rows
+from pserver.launcher.watch import line
+from pserver.telemetry.job_view import JobView, headline
+from pserver.wire_pb2 import WaitStatus
+from tests.support.samples import HERE, THERE, reply, sample
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "testdata" / "panel.txt"
 PAGE = ROOT / "docs" / "terminal.md"
 PROCESSES = [
     ProcessLine("server 0", "serving", 4204, 212_400_000),
-    ProcessLine("server 1", "no answer", None, 1_712_400_000),
+    ProcessLine("server 1", "unreachable", 4203, 1_712_400_000),
     ProcessLine("trainer 0", "training", 4205, 512_000_000),
     ProcessLine("trainer 1", "barrier 'the end of an epoch of every trainer'", 4204, 498_000_000),
     ProcessLine("trainer 2", "exit status 3"),
 ]
 VALUES = {"auc": 0.81231, "learning rate": 0.001, "loss": math.nan, "\x1b[2Jx": 1e9}
-VIEW = View("train", 3725.4, PROCESSES, DataProgress(3, 1204, 3000, 72.9), 15234.4, VALUES)
+WAIT = WaitStatus(trainer_id=0, what="step", number=1, seconds=3.0, for_whom=[1])
+PROGRESS = {"number": 3, "batch": 1204, "batches": 3000, "text": "1204/3000  40%  0:01:12 left"}
+JOB = {"progress": PROGRESS, "headline": headline(15234.4, VALUES)}
+VIEW = View("train", 3725.4, PROCESSES, JOB)
 WAITING = View("a script with a long name", 2.0, [ProcessLine("server 0", "starting")])
-OPEN_END = View("stream", 61.0, PROCESSES[:1], DataProgress(1, 17, 0))
+OPEN_PASS = {"number": 1, "batch": 17, "batches": 0, "text": "batch 17"}
+OPEN_END = View("stream", 61.0, PROCESSES[:1], {"progress": OPEN_PASS})
 CROWD = View("many", 5.0, [ProcessLine(f"trainer {n}", "training", n) for n in range(40)])
 
 
@@ -49,67 +56,24 @@ def test_a_panel_fits_every_width(request: pytest.FixtureRequest) -> None:
 def test_the_page_shows_a_panel_as_it_is() -> None:
     """The illustration of docs/terminal.md is what these rows are, on 80 columns."""
     values = {"auc": 0.81231, "learning rate": 0.001, "loss": 0.43121}
-    view = dataclasses.replace(VIEW, values=values)
+    view = dataclasses.replace(VIEW, job={**JOB, "headline": headline(15234.4, values)})
     shown = "\n".join(row.plain for row in panel_rows(view, 79, 10))
 
     assert PAGE.read_text().partition("```text\n")[2].partition("\n```")[0] == shown
 
 
-def status(batch: int, samples: int, loss: float, batches: int = 100) -> wire.StatusReply:
-    """A server's answer, with a trainer that is so far and one that is two batches ahead."""
-    reply = wire.StatusReply(state="serving", version=batch)
-    for number, ahead in ((0, 2), (1, 0)):
-        report = wire.TrainerReport(
-            samples=samples, passes=2, batch=batch + ahead, batches=batches, values={"loss": loss}
-        )
-        report.values[f"own {number}"] = number
-        reply.trainers.add(
-            trainer_id=number, state="joined", step=batch, activity=f"step {batch}", report=report
-        )
-    return reply
+def test_a_process_is_what_the_jobs_state_says() -> None:
+    """Through a line of JSON; an old state says nothing of servers now, and keeps its numbers."""
+    view = JobView([HERE, THERE])
+    view.add(sample(0, reply(0), None))
+    job = json.loads(line(view.add(sample(2, reply(2, waits=[WAIT]), None))))
 
-
-def test_what_servers_say_becomes_a_view() -> None:
-    """The pass of the trainer that is least far, its time left, samples of all, means of values."""
-    feed = Feed()
-    assert (feed.server(0, 0.0), feed.trainer(0), feed.version(0)) == ("", ("", None), None)
-
-    feed.update([panel_answer(status(10, 640, 0.5)), NO_ANSWER], now=100.0)
-    first = feed.view("train", 1.0, [])
-    feed.update([panel_answer(status(30, 1920, 0.25)), NO_ANSWER], now=104.0)
-    second = feed.view("train", 5.0, [])
-
-    assert first.progress == DataProgress(2, 10, 100, None) and first.samples_per_second is None
-    assert second.progress == DataProgress(2, 30, 100, 14.0)
-    assert second.samples_per_second == 2 * 1280 / 4
-    assert second.values == {"loss": 0.25, "own 0": 0.0, "own 1": 1.0}
-    assert (feed.server(0, 104.0), feed.server(1, 104.0)) == ("serving", "no answer")
-    assert (feed.trainer(1), feed.version(0)) == (("training", 30), 30)
-    assert feed.server(0, 105.0 + STALE_SECONDS) == "no answer"
-
-
-def test_what_a_trainer_does_is_shown() -> None:
-    """Instead of its step; a trainer whose servers have ended runs on, with the last numbers."""
-    reply = status(10, 640, math.inf)
-    reply.trainers[0].activity = "saving"
-    reply.trainers[1].state = "lost"
-    feed = Feed()
-    feed.update([panel_answer(reply)], now=1.0)
-    assert (feed.trainer(0), feed.trainer(1)) == (("saving", 10), ("lost", 10))
-    assert feed.view("", 0.0, []).values["loss"] == math.inf
-
-    feed.update([NO_ANSWER], now=2.0)
-    assert (feed.trainer(0), feed.trainer(7)) == (("running", None), ("", None))
-    assert feed.view("", 0.0, []).progress == DataProgress(2, 10, 100, None)
-
-
-def test_a_new_pass_is_timed_anew() -> None:
-    """The time left is that of the pass that runs; batches of unknown number have none."""
-    feed = Feed()
-    for now, batch, batches in ((1.0, 90, 100), (2.0, 100, 100), (9.0, 4, 100), (10.0, 14, 100)):
-        feed.update([panel_answer(status(batch, 0, 0.0, batches))], now=now)
-    assert feed.view("", 0.0, []).progress == DataProgress(2, 14, 100, 8.6)
-
-    feed.update([panel_answer(status(20, 0, 0.0, 0))], now=11.0)
-    feed.update([panel_answer(status(21, 0, 0.0, 0))], now=12.0)
-    assert feed.view("", 0.0, []).progress == DataProgress(2, 21, 0, None)
+    assert [known(name, {}, 0.0) for name in ("server 0", "trainer 0")] == [("", None)] * 2
+    assert known("server 0", job, 1.0) == ("serving", 20)
+    assert known("server 0", job, STALE_SECONDS + 1) == ("unreachable", 20)
+    assert known("server 1", job, 1.0) == ("unreachable", None)
+    assert known("trainer 1", job, 1.0) == ("training", 20)
+    assert known("trainer 7", job, 1.0) == ("", None)
+    rows = [row.plain for row in panel_rows(View("train", 1.0, PROCESSES[:1], job), 79, 10)]
+    said = "trainer 0 waits at step for trainer 1, for 3.0 s (wait 1)"
+    assert rows[1:3] == ["1,280 samples/s", said]

@@ -10,11 +10,14 @@ import pytest
 from rich.console import Console
 
 from pserver import wire_pb2
+from pserver.__main__ import WIDE
 from pserver.config import ServerConfig
 from pserver.launcher import status
 from pserver.launcher.cluster import free_port
 from pserver.service.server import Server
+from pserver.telemetry.job_view import JobView, TrainerView
 from tests.support.one_parameter import Trainer
+from tests.support.samples import HERE, THERE, reply, table
 
 
 @pytest.fixture
@@ -55,20 +58,33 @@ def test_a_trainers_line_tells_what_is_applied_from_what_it_said() -> None:
         trainer_id=1, state="joined", step=9, transport="shm", activity="step 7"
     )
     expected = "trainer 1 joined, step 9, shm, silent for 0.0 s; last reported: step 7"
-    assert status.trainer_line(trainer) == expected
+    assert status.trainer_line(TrainerView.of([trainer])) == expected
 
 
-def test_an_epochs_line_says_what_has_become_of_its_samples() -> None:
-    """Of data whose end nobody has met, too."""
-    epoch = wire_pb2.EpochStatus(
-        number=3, unit="samples", samples=100, decided=60, leased=24, skipped=2, handed_back=8
-    )
-    counted = "60 decided, 24 leased, 2 skipped, 8 handed back"
-    assert status.epoch_line(epoch) == f"epoch 3: 100 samples, {counted}"
-    epoch.samples, epoch.unit, epoch.over, epoch.left_out = 0, "batches", True, 1
-    assert (
-        status.epoch_line(epoch) == f"epoch 3, over: batches, length unknown, {counted}, 1 left out"
-    )
+def test_a_job_is_shown_once() -> None:
+    """A trainer has one line, whatever servers say of it, and a table, too; rates are known from
+    the second time on.
+    """
+    view, out = JobView([HERE, THERE]), Console(file=io.StringIO(), width=WIDE)
+    for second in (1, 2):
+        said = [reply(second, {0: 0.0}, {"loss": 0.5}, tables=[table(50, evicted=2)]) for _ in "ab"]
+        said[1].trainers[0].transport = "tcp"
+        answers = [
+            status.StatusAnswer(endpoint, each, heard=float(second))
+            for endpoint, each in zip((HERE, THERE), said, strict=True)
+        ]
+        assert status.show(answers, out, view) == 0
+    text: str = out.file.getvalue()  # type: ignore[attr-defined]
+    once, again = text.split("server  ")[1:]
+
+    for shown_, rate, speed in ((once, "", ""), (again, "640 samples/s   ", ", 10 steps/s")):
+        step = 10 if shown_ is once else 20
+        assert shown_.splitlines()[3:] == [
+            f"{rate}loss 0.5",
+            f"trainer 0 joined, step {step}, shm, tcp, silent for 0.1 s{speed}; last reported: "
+            f"step {step}",
+            "table users: 100 rows, 10.0 kB, 4 evicted",
+        ]
 
 
 def test_json_of_a_server_that_is_not_there() -> None:

@@ -18,9 +18,9 @@ from pserver import wire_pb2 as wire
 from pserver.checkpoint import checkpoint
 from pserver.config import ServerConfig
 from pserver.errors import FingerprintMismatch, PServerError, Refused
-from pserver.launcher.status import more
 from pserver.operations.replay import ReplayedServer, Target, recorded_log, replay
 from pserver.service.server import Server
+from pserver.telemetry.job_view import notices
 from tests.support.recorded_jobs import MODES, RecordedJob, held_by, program_of, same
 from tests.support.reloading_jobs import until
 from tests.support.threaded_scripts import Script
@@ -181,7 +181,7 @@ def test_a_full_disk_is_said_and_the_job_goes_on(
             assert recorder._thread.is_alive()
     job.train(1)
     job.save("late")
-    status = list(more(job.job.status(wire.StatusRequest())))
+    status = [each.text for each in notices({"a:1": job.job.status(wire.StatusRequest())})]
     job.end()
 
     assert any("not recorded any more" in line and "No space left" in line for line in status)

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from pserver.config import ServerConfig
-from pserver.launcher.status import ask, more
+from pserver.launcher.status import ask
 from pserver.service.server import Server
+from pserver.telemetry.job_view import notices
 from pserver.telemetry.metrics import public_name
 from pserver.wire_pb2 import SaveRequest
 from tests.support import outlier_jobs
@@ -131,7 +132,7 @@ def test_a_step_far_beyond_its_history_is_counted(server: Server) -> None:
     assert found.value("pserver_outlier_pushes_total", trainer="0") == 1
     assert found.value("pserver_pushes_total", result="refused") == 1
     assert found.value("pserver_pushes_total", result="applied") == outlier_jobs.STEPS - 1
-    said = list(more(ask(server.endpoint)))
+    said = [each.text for each in notices({server.endpoint: ask(server.endpoint)})]
     assert "1 steps refused because a norm was far beyond its history" in said
     trainer.optimizer.close()
 

@@ -13,9 +13,10 @@ import torch
 from pserver.checkpoint import checkpoint
 from pserver.config import ServerConfig
 from pserver.errors import Busy, Refused
-from pserver.launcher.status import ask, more
+from pserver.launcher.status import ask
 from pserver.service.server import Server
 from pserver.storage.local import LocalPlace
+from pserver.telemetry.job_view import notices
 from tests.support.one_parameter import SECONDS, Trainer
 from tests.support.scraped import Scraped
 from tests.support.waiting import eventually
@@ -43,6 +44,11 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
     disk.goes_on.set()
 
 
+def noticed(server: Server) -> list[str]:
+    """The notices of ``pserver status``."""
+    return [each.text for each in notices({server.endpoint: ask(server.endpoint)})]
+
+
 def serving(tmp_path: Path) -> Server:
     return Server(ServerConfig(metrics="0", data_dir=str(tmp_path)))
 
@@ -66,7 +72,7 @@ def test_steps_go_on_while_a_save_is_written(tmp_path: Path, disk: SlowDisk) -> 
             trainer.client.saves.in_background("b", 2)
         found = Scraped.of(server._metrics.port)  # type: ignore[union-attr]
         assert found.value("pserver_checkpoint_in_progress") == 1
-        lines = [line for line in more(ask(server.endpoint)) if "saves to" in line]
+        lines = [line for line in noticed(server) if "saves to" in line]
         disk.goes_on.set()
         eventually(lambda: trainer.client.saves.in_background("a", 1).done)
         state = trainer.client.saves.in_background("a", 1)
@@ -79,7 +85,7 @@ def test_steps_go_on_while_a_save_is_written(tmp_path: Path, disk: SlowDisk) -> 
         assert found.value("pserver_checkpoint_bytes_total") == state.bytes
         assert found.value("pserver_checkpoint_failures_total") == 0
         assert found.value("pserver_checkpoint_seconds_count") == 1
-        assert any("saved to" in line for line in more(ask(server.endpoint)))
+        assert any("saved to" in line for line in noticed(server))
         trainer.client.leave()
 
 
@@ -102,7 +108,7 @@ def test_a_save_that_cannot_be_written_is_told(
 
         assert "No space left" in state.failure and not (tmp_path / "a/checkpoint.json").exists()
         assert found.value("pserver_checkpoint_failures_total") == 1
-        assert any("a save has failed" in line for line in more(ask(server.endpoint)))
+        assert any("a save has failed" in line for line in noticed(server))
         trainer.step(1, 1.0)
         trainer.client.saves.in_background("a", 2)
         eventually(lambda: trainer.client.saves.in_background("a", 2).done)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pserver.config import ServerConfig
 from pserver.job.status import trainer_statuses
-from pserver.launcher import status
 from pserver.membership.members import Member, Membership
 from pserver.telemetry.counts import COUNTS
+from pserver.telemetry.job_view import notices
 from pserver.telemetry.metrics import JobSteps
 from pserver.wire_pb2 import StatusReply
 
@@ -20,7 +20,7 @@ def test_every_count_is_a_metric_a_number_of_the_status_and_its_line() -> None:
     def said() -> tuple[StatusReply, list[str]]:
         found = trainer_statuses(members, steps.trainers, 0.0, ServerConfig())
         reply = StatusReply(trainers=found)
-        return reply, [each for each in status.more(reply) if not each.startswith("trainer ")]
+        return reply, [each.text for each in notices({"a:1": reply})]
 
     assert said()[1] == []
     for place, name in enumerate(COUNTS):

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 from pserver.launcher.cluster import free_port
-from pserver.web.job_view import JobView
-from pserver.web.samples import LogFiles
+from pserver.telemetry.job_view import MOST_POINTS, Curves, JobView
+from pserver.web.log_files import LogFiles
 from pserver.web.server import Actions, PageServer
-from pserver.web.views import MOST_POINTS, Curves
 from tests.support.browser import browser, look, needed, violations
 from tests.support.launched import environment
 from tests.support.samples import HERE, THERE, reply, sample

@@ -19,7 +19,7 @@ from pserver.security.access import Access
 from pserver.security.tokens import Role, Secret
 from pserver.service.server import Server
 from pserver.web import server
-from pserver.web.samples import LogFiles
+from pserver.web.log_files import LogFiles
 from pserver.web.server import MOST_OPEN, Actions, PageServer
 from tests.support.cluster_keys import key_folder, keys_of
 from tests.support.visitor import Visitor

@@ -1,4 +1,4 @@
-"""The five answers of ``pserver web``: each verdict, from what servers say; no sockets."""
+"""The five answers about a job: each verdict, from what servers say; no sockets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from pserver.web.job_view import JobView
+from pserver.telemetry.job_view import JobView
 from pserver.wire_pb2 import StatusReply
 from tests.support.samples import HERE, THERE, reply, sample
 
