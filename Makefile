@@ -117,6 +117,8 @@ mutants: .venv/.dev
 docs: .venv/.docs
 	@echo "== docs/ as a site: build/site/index.html"
 	@PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet $(ARGS)
+	@echo "open build/site/index.html as a file; or serve it on this host:"
+	@echo "$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site 8000"
 
 reference: .venv/.dev
 	@echo "== the pages of docs/ that are made from the sources"

@@ -189,7 +189,7 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, session: _Optional[str] = ..., activity: _Optional[str] = ..., report: _Optional[_Union[TrainerReport, _Mapping]] = ...) -> None: ...
 
 class TrainerReport(_message.Message):
-    __slots__ = ("samples", "values", "memory_bytes", "lanes", "bytes_in", "bytes_out", "reconnects", "saves", "since_save_seconds", "passes", "batch", "batches")
+    __slots__ = ("samples", "values", "memory_bytes", "lanes", "bytes_in", "bytes_out", "reconnects", "saves", "since_save_seconds", "passes", "batch", "batches", "settings")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +197,13 @@ class TrainerReport(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class SettingsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -209,6 +216,7 @@ class TrainerReport(_message.Message):
     PASSES_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
     samples: int
     values: _containers.ScalarMap[str, float]
     memory_bytes: int
@@ -221,7 +229,8 @@ class TrainerReport(_message.Message):
     passes: int
     batch: int
     batches: int
-    def __init__(self, samples: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., memory_bytes: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneReport, _Mapping]]] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., reconnects: _Optional[int] = ..., saves: _Optional[int] = ..., since_save_seconds: _Optional[float] = ..., passes: _Optional[int] = ..., batch: _Optional[int] = ..., batches: _Optional[int] = ...) -> None: ...
+    settings: _containers.ScalarMap[str, str]
+    def __init__(self, samples: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., memory_bytes: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneReport, _Mapping]]] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., reconnects: _Optional[int] = ..., saves: _Optional[int] = ..., since_save_seconds: _Optional[float] = ..., passes: _Optional[int] = ..., batch: _Optional[int] = ..., batches: _Optional[int] = ..., settings: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class LaneReport(_message.Message):
     __slots__ = ("steps", "step_seconds", "blocked_seconds", "wait_seconds", "waits")
@@ -479,7 +488,7 @@ class StatusRequest(_message.Message):
     def __init__(self, variables: _Optional[bool] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("state", "fingerprint", "mode", "slices", "bytes_held", "version", "trainers", "uptime_seconds", "bytes_in", "bytes_out", "transports", "failure", "variables", "tables", "failed_seconds", "kept_seconds", "time", "memory_bytes", "lanes", "events", "server_index", "trainers_expected", "run", "save", "recording", "epochs", "awaits_servers", "away", "reload", "waits")
+    __slots__ = ("state", "fingerprint", "mode", "slices", "bytes_held", "version", "trainers", "uptime_seconds", "bytes_in", "bytes_out", "transports", "failure", "variables", "tables", "failed_seconds", "kept_seconds", "time", "memory_bytes", "lanes", "events", "server_index", "trainers_expected", "run", "save", "recording", "epochs", "awaits_servers", "away", "reload", "waits", "settings")
     class VariablesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -487,6 +496,13 @@ class StatusReply(_message.Message):
         key: str
         value: VariableBytes
         def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[VariableBytes, _Mapping]] = ...) -> None: ...
+    class SettingsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     STATE_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
@@ -517,6 +533,7 @@ class StatusReply(_message.Message):
     AWAY_FIELD_NUMBER: _ClassVar[int]
     RELOAD_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
     state: str
     fingerprint: str
     mode: str
@@ -547,7 +564,8 @@ class StatusReply(_message.Message):
     away: _containers.RepeatedScalarFieldContainer[int]
     reload: ReloadStatus
     waits: _containers.RepeatedCompositeFieldContainer[WaitStatus]
-    def __init__(self, state: _Optional[str] = ..., fingerprint: _Optional[str] = ..., mode: _Optional[str] = ..., slices: _Optional[int] = ..., bytes_held: _Optional[int] = ..., version: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., uptime_seconds: _Optional[float] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., failure: _Optional[str] = ..., variables: _Optional[_Mapping[str, VariableBytes]] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., failed_seconds: _Optional[float] = ..., kept_seconds: _Optional[float] = ..., time: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., server_index: _Optional[int] = ..., trainers_expected: _Optional[int] = ..., run: _Optional[str] = ..., save: _Optional[_Union[SaveStatus, _Mapping]] = ..., recording: _Optional[_Union[RecordingStatus, _Mapping]] = ..., epochs: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., awaits_servers: _Optional[bool] = ..., away: _Optional[_Iterable[int]] = ..., reload: _Optional[_Union[ReloadStatus, _Mapping]] = ..., waits: _Optional[_Iterable[_Union[WaitStatus, _Mapping]]] = ...) -> None: ...
+    settings: _containers.ScalarMap[str, str]
+    def __init__(self, state: _Optional[str] = ..., fingerprint: _Optional[str] = ..., mode: _Optional[str] = ..., slices: _Optional[int] = ..., bytes_held: _Optional[int] = ..., version: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., uptime_seconds: _Optional[float] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., failure: _Optional[str] = ..., variables: _Optional[_Mapping[str, VariableBytes]] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., failed_seconds: _Optional[float] = ..., kept_seconds: _Optional[float] = ..., time: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., server_index: _Optional[int] = ..., trainers_expected: _Optional[int] = ..., run: _Optional[str] = ..., save: _Optional[_Union[SaveStatus, _Mapping]] = ..., recording: _Optional[_Union[RecordingStatus, _Mapping]] = ..., epochs: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., awaits_servers: _Optional[bool] = ..., away: _Optional[_Iterable[int]] = ..., reload: _Optional[_Union[ReloadStatus, _Mapping]] = ..., waits: _Optional[_Iterable[_Union[WaitStatus, _Mapping]]] = ..., settings: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class RecordingStatus(_message.Message):
     __slots__ = ("recording", "entry", "record", "failure", "tables", "versions")

@@ -730,6 +730,7 @@ class Report:
         since_save_seconds: since the last of them; 0 where there is none.
         position: in the data: passes begun, batches of the last one, and how many it has (0: not
             known).
+        settings: of the script, in words.
     """
 
     samples: int = 0
@@ -739,6 +740,7 @@ class Report:
     saves: int = 0
     since_save_seconds: float = 0.0
     position: tuple[int, int, int] = (0, 0, 0)
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 def heartbeat(
@@ -769,6 +771,7 @@ def heartbeat(
             passes=passes,
             batch=batch,
             batches=batches,
+            settings=report.settings,
         ),
     )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
+
 from pserver import wire_pb2 as wire
 from pserver.config import ServerConfig
 from pserver.job.background_saves import SaveProgress
@@ -12,6 +14,7 @@ from pserver.job.reload import Reload
 from pserver.leases.epoch import Account
 from pserver.membership.members import Membership, stragglers
 from pserver.telemetry.counts import TrainerCounts
+from pserver.telemetry.metrics import in_words, versions
 from transpiler.files.files import shown
 from transpiler.formats.messages import hparams_to_proto
 
@@ -79,12 +82,15 @@ def program_status(installed: InstalledProgram) -> wire.StatusReply:
         )
         for name, table in installed.tables.items()
     ]
+    settings = {name: each.strip("'") for name, each in installed.plan.settings().items()}
+    settings["versions"] = in_words(versions(torch.__version__))
     return wire.StatusReply(
         mode=installed.plan.mode,
         slices=len(installed.slices.values),
         bytes_held=installed.slices.bytes_held + sum(table.bytes_held for table in tables),
         version=installed.version,
         tables=tables,
+        settings=settings,
         recording=recording_status(installed),
         epochs=epoch_statuses(installed.leases.accounts),
     )

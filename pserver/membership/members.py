@@ -861,6 +861,8 @@ def _check_deadlock(job: Lifecycle, members: Membership) -> None:
 
 ACTIVITY_LENGTH = 200  # characters of what a trainer says that it does
 VALUES = 64  # numbers of a script
+SETTINGS = 16  # of a script, each of up to so many characters:
+SETTING_LENGTH = 1000
 LANES = 256
 
 
@@ -887,6 +889,10 @@ def bounded_report(
         passes=said.passes,
         batch=said.batch,
         batches=said.batches,
+        settings={
+            _cut(name, limits.name_bytes): said.settings[name][:SETTING_LENGTH]
+            for name in sorted(said.settings)[:SETTINGS]
+        },
     )
     return request.activity[:ACTIVITY_LENGTH], report
 

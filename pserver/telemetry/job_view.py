@@ -535,6 +535,7 @@ class TrainerView:
         values: of ``fleet.report``, by name.
         progress: its own in the data; None: it reports none.
         saved: seconds since its last save of the whole job; None: there was none.
+        settings: of its script, in words.
     """
 
     number: int
@@ -554,6 +555,7 @@ class TrainerView:
     values: Mapping[str, float]
     progress: DataProgress | None
     saved: float | None
+    settings: Mapping[str, str]
 
     @classmethod
     def of(
@@ -590,6 +592,7 @@ class TrainerView:
             dict(sorted(report.values.items())),
             DataProgress(report.passes, report.batch, report.batches) if report.passes else None,
             report.since_save_seconds if report.saves else None,
+            {name: printable(each) for name, each in sorted(report.settings.items())},
         )
 
 
@@ -755,6 +758,24 @@ def headline(samples_per_second: float | None, values: Mapping[str, float]) -> l
     """
     rate = [] if samples_per_second is None else [f"{samples_per_second:,.0f} samples/s"]
     return rate + [f"{printable(name)} {value:.4g}" for name, value in values.items()]
+
+
+def settings(seen: Iterable[TrainerView], replies: Iterable[StatusReply]) -> dict[str, str]:
+    """The settings of a job, in words, by name: the scripts' first, then the plan's.  Where
+    processes differ, each value has the names of its processes.
+    """
+    said = [(f"trainer {each.number}", each.settings) for each in seen]
+    said += [(f"server {r.server_index}", dict(sorted(r.settings.items()))) for r in replies]
+    by_name: dict[str, dict[str, list[str]]] = {}
+    for process, facts in said:
+        for name, value in facts.items():
+            by_name.setdefault(name, {}).setdefault(value, []).append(process)
+    return {
+        name: "; ".join(f"{each} ({', '.join(values[each])})" for each in values)
+        if len(values) > 1
+        else next(iter(values))
+        for name, values in by_name.items()
+    }
 
 
 # ---- words ----
@@ -1232,6 +1253,7 @@ class JobState:
         samples_per_second: of all joined trainers together; None: not known.
         values: of ``fleet.report``: of each the mean over the trainers that report it.
         headline: the last two in words.
+        settings: of the job, in words, by name.
         notices: for an operator.
         answers: to the five questions.
     """
@@ -1250,6 +1272,7 @@ class JobState:
     samples_per_second: float | None
     values: Mapping[str, float]
     headline: Sequence[str]
+    settings: Mapping[str, str]
     notices: Sequence[Notice]
     answers: Sequence[Answer]
 
@@ -1342,6 +1365,7 @@ class JobView:
             rate,
             values,
             headline(rate, values),
+            settings(seen, replies.values()),
             notices(replies),
             answers(self._facts(sample, lanes, seen)),
         )

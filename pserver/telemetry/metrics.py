@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 from typing import Any
 
@@ -21,6 +20,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from pserver import __version__
 from pserver.errors import Untrusted
 from pserver.half_open import HalfOpen
 from pserver.onlookers import onlooker
@@ -470,20 +470,35 @@ def job_labels(
     }
 
 
+def versions(torch: str) -> dict[str, str]:
+    """The versions that a process runs, by name.
+
+    Args:
+        torch: its version.
+    """
+    return {"pserver": __version__, "python": python_version(), "torch": torch}
+
+
+def in_words(versions: Mapping[str, str]) -> str:
+    """Versions as a status has them.
+
+    Example:
+        >>> in_words({"pserver": "0.2.0", "python": "3.11.7"})
+        'pserver 0.2.0, python 3.11.7'
+    """
+    return ", ".join(f"{name} {each}" for name, each in versions.items())
+
+
 def build_info(torch: str) -> Metric:
     """The versions that a process runs.
 
     Args:
         torch: its version.
     """
-    try:
-        own = version("pserver")
-    except PackageNotFoundError:  # a folder that is not installed
-        own = ""
     return current(
         "pserver_build_info",
         "Versions; always 1.",
-        {(own, python_version(), torch): 1.0},
+        {tuple(versions(torch).values()): 1.0},
         *("pserver", "python", "torch"),
     )
 

@@ -149,6 +149,25 @@ def test_everybody_can_use_it(opened: tuple[Any, str]) -> None:
 
 
 @needed
+@pytest.mark.slow
+def test_the_search_works_in_a_file(folder: Path) -> None:
+    """Without a server, and without another host: the page finds where a word is."""
+    with browser() as driver:
+        driver.get(f"{(folder / 'index.html').as_uri()}#__search")
+        driver.find_element("css selector", ".md-search__input").send_keys("straggler")
+        until(driver, "return document.querySelector('.md-search-result__link')?.href")
+        found = "return [...document.querySelectorAll('.md-search-result__link')].map(e => e.href)"
+        links = driver.execute_script(found)
+        asked = "return performance.getEntriesByType('resource').map(each => each.name)"
+        loaded = driver.execute_script(asked)
+        driver.get(links[0])
+        page = driver.execute_script("return document.body.innerText").lower()
+
+    assert {urlsplit(link).scheme for link in links + loaded} == {"file"}
+    assert "straggler" in page
+
+
+@needed
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("page", DOCUMENTATION, ids=name)

@@ -25,8 +25,10 @@ from pserver.telemetry.metrics import (
     build_info,
     current,
     in_seconds,
+    in_words,
     job_labels,
     public_name,
+    versions,
 )
 from pserver.telemetry.trace import SPANS, now
 from trainer.environment.environment import LOOPBACK, Connection
@@ -168,6 +170,7 @@ class TrainerMetrics(Collector):
         more: collectors of other parts of the trainer.
         said: gives what the script has reported of its training: samples, and values by name.
         position: gives the position in the data: see :class:`Report`.
+        settings: gives the script's settings in words.
     """
 
     def __init__(
@@ -188,6 +191,7 @@ class TrainerMetrics(Collector):
         self.more: list[Collector] = []
         self.said: Callable[[], tuple[int, Mapping[str, float]]] = lambda: (0, {})
         self.position: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)
+        self.settings: Callable[[], Mapping[str, str]] = dict
 
     def open(self, clients: Sequence[Client]) -> None:
         """Starts to serve the page, if one is wanted.
@@ -230,7 +234,8 @@ class TrainerMetrics(Collector):
         lanes = [self.steps.lane(index) for index in range(len(self._lanes))]
         saves, since = self.steps.saves, self.steps.since_save
         said = samples, values, resident_bytes(), lanes
-        return Report(*said, saves, since, self.position())
+        settings = {"versions": in_words(versions(torch.__version__)), **self.settings()}
+        return Report(*said, saves, since, self.position(), settings)
 
     def close(self) -> None:
         """Ends the page; harmless when called twice."""

@@ -24,12 +24,14 @@ import copy
 import glob
 import logging
 import secrets
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -157,10 +159,15 @@ class Display(Protocol):
 
 
 class DataPosition:
-    """The position in the last pass.  The script's thread writes it, any thread reads it."""
+    """The position in the last pass.  The script's thread writes it, any thread reads it.
+
+    Attributes:
+        batch_size: of this trainer, in the last pass; 0: not known.
+    """
 
     def __init__(self) -> None:
         self._now = (0, 0, 0)
+        self.batch_size = 0
 
     def now(self) -> tuple[int, int, int]:
         """The number of passes begun, the batches given of the last one, and its number of batches
@@ -210,6 +217,7 @@ class CountedBatches:
     def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
         many = length(self._batches)
         number = self._position.begin(many)
+        self._position.batch_size = getattr(self._batches, "size", 0)
         display = None if self._display is None else self._display()
         if display is not None:
             display.begin(number, many)
@@ -892,6 +900,7 @@ class Job:
         communicator.page.more += [self.reported, *([] if self.tables is None else [self.tables])]
         communicator.page.said = self.reported.now
         communicator.page.position = self.position.now
+        communicator.page.settings = self._settings
         communicator.hand_over = self.undo.close  # the folder of checkpoints, too
         if self.saves is not None:
             self.saves.connected(communicator)
@@ -911,6 +920,15 @@ class Job:
             if fetches and len(distributed) == 1
         ]
         return communicator
+
+    def _settings(self) -> dict[str, str]:
+        """The script's settings in words, for who watches the job."""
+        size = self.position.batch_size
+        return {
+            "script": Path(sys.argv[0]).name,
+            "arguments": shlex.join(sys.argv[1:]),
+            **({"batch size": f"{size} a trainer"} if size else {}),
+        }
 
     def _pull_all(self, asked: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The servers' rows, by table, of the present connection."""

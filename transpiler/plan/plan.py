@@ -437,15 +437,12 @@ class Plan:
             and all(lane.kind.merges_gradients for lane in self.lanes)
         )
 
-    def manifest(self) -> dict[str, str]:
-        """The plan as facts, sorted by name: two processes whose fingerprints differ compare
-        these.
-        """
+    def settings(self) -> dict[str, str]:
+        """The strategy and the optimizers as facts: the manifest without variables and tables."""
         facts = {
             "mode": self.mode,
             "trainers": str(self.trainers),
             "servers": str(self.servers),
-            "graph": self.graph,
             "clip": "none"
             if self.clip is None
             else f"{self.clip.kind} {self.clip.low!r} {self.clip.high!r}",
@@ -460,12 +457,19 @@ class Plan:
                 facts[f"group {index}: update"] = digest(rule.update)
         if self.collective is not None:
             facts |= _facts("collective: ", self.collective)
+        if self.lost_trainer != UNSAID["lost_trainer"]:
+            facts["averaged: lost_trainer"] = self.lost_trainer
+        return facts
+
+    def manifest(self) -> dict[str, str]:
+        """The plan as facts, sorted by name: two processes whose fingerprints differ compare
+        these.
+        """
+        facts = {**self.settings(), "graph": self.graph}
         for order, placement in enumerate(self.placements):
             facts[f"variable {placement.name}"] = _placement_fact(order, placement)
         for name in self.averaged:
             facts[f"averaged {name}"] = "by the trainers"
-        if self.lost_trainer != UNSAID["lost_trainer"]:
-            facts["averaged: lost_trainer"] = self.lost_trainer
         for table in self.tables:
             facts[f"table {table.name}"] = _table_fact(table)
         return dict(sorted(facts.items()))

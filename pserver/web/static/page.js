@@ -189,7 +189,17 @@
       make(figure, "figcaption", {}, title);
       const svg = make(figure, "svg", { role: "img" });
       const legend = make(figure, "ul", { class: "legend" });
-      figures.set(id, { figure, svg, legend });
+      const made = { figure, svg, legend, wide: 0, pointer: null, drawn: null };
+      svg.addEventListener("pointermove", (event) => {
+        const box = svg.getBoundingClientRect();
+        made.pointer = (event.clientX - box.left) / box.width;
+        point(made);
+      });
+      svg.addEventListener("pointerleave", () => {
+        made.pointer = null;
+        point(made);
+      });
+      figures.set(id, made);
     }
     return figures.get(id);
   }
@@ -203,6 +213,7 @@
       figure: figure ? figure.clientWidth : Math.min(400, $("figures").clientWidth),
       splits: $("splits").clientWidth,
     };
+    for (const each of figures.values()) each.wide = each.figure.clientWidth;
   }
 
   function drawCurves() {
@@ -223,8 +234,9 @@
     }
   }
 
-  function drawFigure({ svg, legend }, title, speak, lines, range) {
-    const width = Math.max(240, room.figure - 18);
+  function drawFigure(elements, title, speak, lines, range) {
+    const { svg, legend } = elements;
+    const width = Math.max(240, (elements.wide || room.figure) - 18);
     const left = 62;
     const right = width - 6;
     const bottom = HEIGHT - 18;
@@ -262,11 +274,43 @@
       const entry = make(legend, "li");
       const line = make(entry, "svg", { viewBox: "0 0 18 8", "aria-hidden": "true" });
       make(line, "path", { class: look, d: "M0 4H18" });
-      const value = Number.isNaN(last) ? "not finite" : speak(last);
-      entry.append(`${label} ${value}`);
-      said.push(`${label} ${value}`);
+      make(entry, "span", {}, `${label} ${spoken(last, speak)}`);
+      said.push(entry.textContent);
     });
     svg.setAttribute("aria-label", `${title}: ${said.join(", ")}`);
+    elements.drawn = { lines, speak, width, left, right, bottom, since, until, x, y };
+    point(elements);
+  }
+
+  const spoken = (value, speak) => (Number.isNaN(value) ? "not finite" : speak(value));
+
+  // The values under the pointer: a line at its time, and each curve's value there in the legend.
+  function point({ svg, legend, pointer, drawn }) {
+    svg.querySelector(".pointer")?.remove();
+    if (drawn === null) return;
+    const { lines, speak, width, left, right, bottom, since, until, x, y } = drawn;
+    const at = pointer === null ? null : Math.min(right, Math.max(left, pointer * width));
+    const time = at === null ? null : since + ((at - left) / (right - left)) * (until - since);
+    const texts = legend.querySelectorAll("span");
+    const group = at === null ? null : make(svg, "g", { class: "pointer" });
+    if (group !== null) {
+      make(group, "path", { d: `M${at.toFixed(1)} 4V${bottom}` });
+      const anchor = at > (left + right) / 2 ? "end" : "start";
+      make(group, "text", { x: at + (anchor === "end" ? -5 : 5), y: 12, "text-anchor": anchor }, clock(time));
+    }
+    lines.slice(0, texts.length).forEach(([label, curve], number) => {
+      const place = time === null ? curve.values.length - 1 : nearest(curve.times, time);
+      const value = curve.values[place];
+      say(texts[number], `${label} ${spoken(value, speak)}`);
+      if (group !== null && !Number.isNaN(value)) {
+        make(group, "circle", { cx: x(curve.times[place]).toFixed(1), cy: y(value).toFixed(1), r: 3 });
+      }
+    });
+  }
+
+  function nearest(times, time) {
+    const after = Math.min(lowerBound(times, time), times.length - 1);
+    return after > 0 && time - times[after - 1] < times[after] - time ? after - 1 : after;
   }
 
   // ---- the map ----
@@ -364,13 +408,13 @@
     const table = make(scroll, "table");
     if (title) make(table, "caption", {}, title);
     const top = make(make(table, "thead"), "tr");
-    const texts = head.map((name, place) => place === 0 || ["state", "doing", "error", "waited for"].includes(name));
+    const texts = head.map((name, place) => place === 0 || ["state", "doing", "error", "value", "waited for"].includes(name));
     head.forEach((name, place) => make(top, "th", { scope: "col", class: texts[place] ? "text" : "" }, name));
     const body = make(table, "tbody");
     for (const cells of rows) {
       const row = make(body, "tr");
       cells.forEach((cell, place) => {
-        const kind = head[place] === "error" ? "wrap" : texts[place] ? "text" : "";
+        const kind = ["error", "value"].includes(head[place]) ? "wrap" : texts[place] ? "text" : "";
         make(row, "td", { class: kind }, cell);
       });
     }
@@ -399,6 +443,11 @@
         plain(each.counters.admitted ?? 0), plain(each.counters.refused ?? 0), plain(each.removed),
         bytes(each.bytes_held)])],
   ];
+
+  function drawSettings() {
+    if ($("settings").contains(document.activeElement)) return; // as in drawLists
+    list($("setting-list"), "", ["setting", "value"], Object.entries(now.settings));
+  }
 
   function drawLists() {
     const box = $("lists");
@@ -525,6 +574,7 @@
     drawCurves();
     drawSteps();
     drawLists();
+    drawSettings();
     drawEvents();
     const body = document.body.dataset; // for whoever measures
     body.frameMs = (performance.now() - began).toFixed(1);

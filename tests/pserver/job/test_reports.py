@@ -25,7 +25,9 @@ def said(**more: object) -> wire.HeartbeatRequest:
 
 
 def test_a_report_is_kept_within_limits() -> None:
-    """The first 64 values by name, with names of as many bytes as a name may have."""
+    """The first 64 values by name, with names of as many bytes as a name may have; and the first
+    16 settings, of 1,000 characters.
+    """
     values = {f"{number:03}{chr(228) * 9}": float(number) for number in range(100)}
     activity, report = bounded_report(
         said(samples=7, values=values, bytes_in=3), Limits(name_bytes=6)
@@ -34,6 +36,10 @@ def test_a_report_is_kept_within_limits() -> None:
     assert (activity, report.samples, report.bytes_in) == ("step 2", 7, 3)
     # the byte behind the first letter is half of the next one
     assert dict(report.values) == {f"{number:03}{chr(228)}": number for number in range(VALUES)}
+
+    settings = {f"{number:02}": "x" * 2000 for number in range(20)}
+    _, report = bounded_report(said(settings=settings), Limits())
+    assert dict(report.settings) == {f"{number:02}": "x" * 1000 for number in range(16)}
 
 
 def test_a_status_hands_reports_on(served: Served) -> None:

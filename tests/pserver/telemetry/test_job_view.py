@@ -210,6 +210,22 @@ def test_notices_name_what_an_operator_should_know() -> None:
     ]
 
 
+def test_settings_are_said_once() -> None:
+    """The scripts' first; where processes differ, with their names."""
+    made = reply(1, settings={"mode": "sync", "versions": "torch 2"})
+    for trainer in made.trainers:
+        trainer.report.settings.update({"arguments": f"--seed {trainer.trainer_id}", "script": "a"})
+        trainer.report.settings["versions"] = "torch 2"
+    found = JobView([HERE]).add(sample(1, made)).settings
+
+    assert list(found.items()) == [
+        ("arguments", "--seed 0 (trainer 0); --seed 1 (trainer 1)"),
+        ("script", "a"),
+        ("versions", "torch 2"),
+        ("mode", "sync"),
+    ]
+
+
 def test_an_epoch_of_unknown_length() -> None:
     """Nobody has met its end yet; and one that is over."""
     epoch = EpochStatus(number=3, unit="batches", decided=60, leased=24, handed_back=8, left_out=1)

@@ -26,6 +26,16 @@ pytestmark = [needed, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeo
 FRAME_MS = 100.0
 WAIT_SECONDS = 150.0  # processes start slowly on a busy machine
 VIEWS = ((1100, 900, "light"), (1100, 900, "dark"), (360, 740, "light"), (360, 740, "dark"))
+# of a part's rows of cards, those that end before the part does: by how many pixels
+GAPS = """
+const part = document.getElementById(arguments[0]), ends = new Map();
+for (const card of part.children) {
+  const box = card.getBoundingClientRect();
+  ends.set(Math.round(box.top), Math.max(ends.get(Math.round(box.top)) ?? 0, box.right));
+}
+const right = part.getBoundingClientRect().right;
+return [...ends.values()].map((end) => right - end).filter((gap) => Math.abs(gap) > 2);
+"""
 TRAIN = """
 import os, time, torch
 from torch.nn.functional import mse_loss
@@ -83,7 +93,12 @@ def full(tmp_path: Path) -> Iterator[PageServer]:
             },
         )
     for second in range(8):
-        replies = [reply(second, {0: 0.0, 1: 0.02}, values={"loss": 0.5}) for _ in range(2)]
+        loss = {"loss": 0.5 if second == 7 else 0.75}
+        replies = [reply(second, {0: 0.0, 1: 0.02}, values=loss) for _ in range(2)]
+        for each in replies:
+            each.settings["lane 0: mode"] = "sync"
+            for trainer in each.trainers:
+                trainer.report.settings["arguments"] = f"--lr 0.{1 + trainer.trainer_id}"
         view.add(sample(second, *replies))
     acts = Actions({"save": lambda: "saved", "drain": lambda: "drains"}, "", lambda *_: None)
     page = PageServer("127.0.0.1", 0, view.page, LogFiles(tmp_path), acts)
@@ -100,6 +115,33 @@ def test_the_page_opens(full: PageServer) -> None:
         assert "Yes: 2 servers and 2 trainers are at work" in text(driver, "#answers")
         assert "trainer 1 0.5" in text(driver, "#figures") and "Save" in text(driver, "#buttons")
         until(lambda: text(driver, "#log") == "step 1")
+        assert complaints(driver) == []
+
+
+def test_the_page_shows_what_is_under_the_pointer_and_how_the_job_is_set(full: PageServer) -> None:
+    """Each curve's value at the pointer's time, until it leaves; the settings, by trainer where
+    they differ; and no row of cards ends before the page does.
+    """
+    from selenium.webdriver import ActionChains
+
+    said = "#figures figure:first-child .legend li:first-child"
+    with browser() as driver:
+        driver.get(full.url)
+        until(lambda: driver.execute_script("return document.body.dataset.points || 0"))
+        assert text(driver, said) == "trainer 0 0.5"
+        picture = driver.find_element("css selector", "#figures figure:first-child svg")
+        ActionChains(driver).move_to_element_with_offset(picture, 0, 0).perform()
+        until(lambda: text(driver, said) not in ("trainer 0 0.5", ""))
+        time_there = "return document.querySelector('#figures .pointer text').textContent"
+        assert driver.execute_script(time_there).count(":") == 2
+        ActionChains(driver).move_to_element(driver.find_element("id", "status")).perform()
+        until(lambda: text(driver, said) == "trainer 0 0.5")
+        assert "--lr 0.1 (trainer 0); --lr 0.2 (trainer 1)" in text(driver, "#settings")
+        assert "lane 0: mode\tsync" in text(driver, "#settings")
+        for width in (360, 640, 768, 1024, 1280, 1440, 1920):
+            look(driver, width, 900, "light")
+            for cards in ("answers", "figures"):
+                assert driver.execute_script(GAPS, cards) == [], (cards, width)
         assert complaints(driver) == []
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,7 @@ def test_servers_are_told_how_training_goes(servers: Servers) -> None:
     endpoints = servers(2)
     trainer = Trainer(endpoints, 0, 1, Net())
     trainer.job.reported.add(64, {"loss": 0.5})
+    trainer.job.position.batch_size = 32
     for _ in range(4):
         trainer.add([1, 2, 3], 1.0, 1.0)
     for endpoint in endpoints.split(","):
@@ -74,6 +77,14 @@ def test_servers_are_told_how_training_goes(servers: Servers) -> None:
         found = report()
         assert (found.samples, dict(found.values)) == (64, {"loss": 0.5})
         assert found.memory_bytes > 2**20 and found.bytes_in > 0 and found.bytes_out > 0
+        assert found.settings["script"] == Path(sys.argv[0]).name
+        assert found.settings["arguments"] == shlex.join(sys.argv[1:])
+        assert found.settings["batch size"] == "32 a trainer"
+        settings = ask(endpoint).settings
+        assert settings["versions"] == found.settings["versions"]
+        assert f"torch {torch.__version__}" in settings["versions"]
+        assert (settings["lane 0: mode"], settings["group 0: lr"]) == ("sync", "1.0")
+        assert not [name for name in settings if name.startswith(("variable ", "table "))]
         assert found.lanes[0].waits == 4 and found.lanes[0].step_seconds > 0
         assert 0 < found.lanes[0].blocked_seconds and 0 < found.lanes[0].wait_seconds
         (lane,) = ask(endpoint).lanes

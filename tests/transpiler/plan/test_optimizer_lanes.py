@@ -85,3 +85,5 @@ def test_a_plan_of_two_optimizers_travels() -> None:
     one = plan_of(OptimizerRequest([0, 1], uniform(SYNC)))
     assert one == plan_of() and one.fingerprint() != plan.fingerprint()
     assert plan.manifest()["lane 1: optimizer"] == "1"
+    assert plan.settings().items() <= plan.manifest().items()
+    assert "lane 1: optimizer" in plan.settings() and "graph" not in plan.settings()
