@@ -21,7 +21,7 @@ from docs.pictures.benchmark_rows import GROUPS, Row, counted, grouped, missed, 
 from docs.pictures.measured_code import MARK, changed, folders, marked
 
 PAGE = "benchmarks.md"
-FIGURED = ("embeddings.md",)  # further pages with figures of rows
+FIGURED = ("embeddings.md", "rows_in_ram.md")  # further pages with figures of rows
 PADDLE = "paddle/"  # rows with a table of their own
 EXPLAINS = re.compile(r"^<!-- explains: (.*?) -->$", re.MULTILINE | re.DOTALL)
 FIGURE = re.compile(

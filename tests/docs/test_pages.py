@@ -15,6 +15,7 @@ import yaml
 from docs.generators.api import MODULES
 from docs.generators.command_line import below
 from pserver.cli.settings import EVERY
+from pserver.table.table import INDEX_BYTES
 from tests.support.pages import PAGES, ROOT, fences, name
 from trainer.environment.environment import INTERNAL, OTHER_LAUNCHERS, WITH_SERVERS, WITHOUT_SERVERS
 from trainer.row_optimizers import BY_TYPE
@@ -171,7 +172,7 @@ def test_the_picture_of_the_architecture_is_current() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("script", ["benchmarks.py", "modes.py"])
+@pytest.mark.parametrize("script", ["benchmarks.py", "modes.py", "staleness.py"])
 def test_pictures_of_tables_are_current(script: str) -> None:
     """docs/concepts/modes/*.svg and docs/benchmarks/*.svg are what their scripts draw."""
     made = subprocess.run(
@@ -204,6 +205,22 @@ def test_the_page_of_the_strategy_has_every_switch() -> None:
     text = (DOCS / "strategy.md").read_text(encoding="utf-8")
     names = (*SWITCHES, *CONFIGS, *CONFIGS["a_sync_configs"])
     assert [name for name in names if name not in text] == []
+
+
+def test_the_rows_that_fit_follow_from_the_bytes_of_a_row() -> None:
+    """docs/rows_in_ram.md divides memory by what `pserver plan` says of a row there, and by what
+    the index takes.
+    """
+    text = (DOCS / "rows_in_ram.md").read_text(encoding="utf-8")
+    held = re.findall(r"^(\w+) +0 to 999999999 .*?  (\d+) B ", text, re.MULTILINE)
+    fit = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
+
+    assert len(held) == 5
+    for (rule, record), (name, row, *millions) in zip(held, fit, strict=True):
+        assert (name, int(row)) == (rule, int(record) + INDEX_BYTES)
+        assert [int(each) for each in millions] == [
+            memory * 1000 // int(row) for memory in (32, 128, 512)
+        ]
 
 
 def test_the_page_of_embeddings_has_every_rule() -> None:
