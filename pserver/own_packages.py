@@ -63,6 +63,16 @@ def place_of(name: str) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
+def hiding(folder: Path, name: str) -> Path | None:
+    """The file in a folder that Python finds in place of one of our packages, for a script there:
+    of two a package's; None if there is none.
+    """
+    for place in (folder / name / "__init__.py", folder / f"{name}.py"):
+        if place.is_file():
+            return None if place.resolve() == place_of(name) else place
+    return None
+
+
 def install() -> None:
     """Finds the hidden packages, and makes them importable below ``pserver``."""
     global _hidden

@@ -2,7 +2,7 @@
 source, the fields of a strategy for type checkers.
 
 ``make reference`` writes them all, and a test says which are not current.  A generator is a module
-whose ``pages()`` gives the text of each of its pages, by the path below docs/.
+whose ``pages()`` gives the text of each of its pages, by the path from docs/.
 """
 
 from __future__ import annotations
@@ -32,5 +32,5 @@ GENERATORS = (
 
 
 def every_page() -> dict[str, str]:
-    """The text of each generated page, by its path below docs/."""
+    """The text of each generated page, by its path from docs/."""
     return {path: text for each in GENERATORS for path, text in each.pages().items()}

@@ -409,16 +409,16 @@ def _same(entry: Name, path: str) -> bool:
 def _hidden(script: Path, imports: Iterable[str]) -> Iterator[tuple[str, bool]]:
     """Files beside a script that hide our packages; and whether it matters to this script."""
     for name in OURS:
-        beside = (script.parent / f"{name}.py", script.parent / name / "__init__.py")
-        for place in beside:
-            if place.is_file() and place.resolve() != own_packages.place_of(name):
-                shown = place.name if place.suffix == ".py" and place.stem == name else f"{name}/"
-                if name == "pserver":
-                    yield f"{shown} beside it hides our package: rename it", True
-                else:
-                    used = name in imports
-                    said = f"{shown} beside it hides our package of that name"
-                    yield f"{said}: write from pserver import ..., which it does not hide", used
+        # the folder of the file itself, not of a link to it, is the one that Python looks in
+        place = own_packages.hiding(script.resolve().parent, name)
+        if place is None:
+            continue
+        shown = f"{name}/" if place.name == "__init__.py" else place.name
+        if name == "pserver":
+            yield f"{shown} beside it hides our package: rename it", True
+        else:
+            said = f"{shown} beside it hides our package of that name"
+            yield f"{said}: write from pserver import ..., which it does not hide", name in imports
 
 
 def check(script: str) -> Checked:

@@ -161,11 +161,14 @@ class ControlServer:
             self._grpc.admit(context)
 
     def _say(self, name: str, text: str) -> None:
-        """Logs a call; where anyone may call, not every one."""
+        """Logs a call; where anyone may call, not every one.  Servers call one another in every
+        job: that is for who looks for an error in it.
+        """
+        level = logging.DEBUG if name in PEERS else logging.INFO
         if self.guard.is_open:
-            of_anybody.log(name, text, logging.INFO)
+            of_anybody.log(name, text, level)
         else:
-            log.info("%s", text)
+            log.log(level, "%s", text)
 
     def _admitted(self, name: str, received: bytes, context: grpc.ServicerContext) -> Message:
         """Returns the request, if its caller is allowed to make it."""

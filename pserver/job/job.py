@@ -603,7 +603,7 @@ class Job:
                 self._parts = ProgramParts(self.config.limits)  # no part comes again
                 count = len(slices.values)
                 held = f"{count} slice{'' if count == 1 else 's'}, {slices.bytes_held} bytes"
-                self.log.log("installed", f"installed: {held}", logging.INFO)
+                self.log.log("installed", f"holds {held} of the model", logging.INFO)
             self.lifecycle.wake_all()
             return Outcome(installed.version, 0)
 

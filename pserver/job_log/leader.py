@@ -253,7 +253,7 @@ class CoordinatorLinks:
             follower.linked, follower.listens = False, before
 
         if first:
-            log.info("server %d follows, over %s", index, stream.transport)
+            log.debug("server %d follows, over %s", index, stream.transport)
             with or_undone(unlinked):  # ``joined`` is called again for its next stream
                 self._joined(index, follower.last)
         return follower

@@ -12,8 +12,9 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-OURS = ("pserver", "trainer", "transpiler")
-_ROOT = Path(__file__).resolve().parents[2]
+from pserver.own_packages import PACKAGES, hiding
+
+OURS = ("pserver", *PACKAGES)
 
 
 def check_script(script: str) -> None:
@@ -27,7 +28,7 @@ def check_script(script: str) -> None:
     if not path.is_file():
         raise ValueError(f"expected a script to run, and there is no file {script!r}")
     # the folder that Python looks in first: of the file itself, not of a link to it
-    beside = {name: found for name in OURS if (found := _beside(path.resolve().parent, name))}
+    beside = {name: found for name in OURS if (found := hiding(path.resolve().parent, name))}
     if not beside:
         return
     try:
@@ -52,14 +53,6 @@ def check_script(script: str) -> None:
             f"{script}, line {line}: {what}: {shown} beside the script hides our package "
             f"{hidden}: {instead}rename {shown}"
         )
-
-
-def _beside(folder: Path, name: str) -> Path | None:
-    """The module in a folder that hides one of our packages; Python prefers a package."""
-    for place in (folder / name / "__init__.py", folder / f"{name}.py"):
-        if place.is_file():
-            return None if place == _ROOT / name / "__init__.py" else place
-    return None
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[int, str, str]]:

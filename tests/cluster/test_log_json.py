@@ -40,7 +40,7 @@ def test_servers_and_trainers_write_the_same_labels(processes: Processes, tmp_pa
         for log in logs
     )
     (said,) = [line for line in trainer if line["logger"] == "own"]
-    installed = next(line for line in server if line["message"].startswith("installed"))
+    installed = next(line for line in server if line["message"].startswith("holds "))
 
     assert said["message"] == "one step" and said["level"] == "WARNING"
     assert (said["process"], installed["process"]) == ("trainer 0", "server 0")

@@ -24,6 +24,7 @@ from tests.support.sources import (
 
 # What a package may import besides the standard library; torch's symbolic sizes are sympy's.
 TRANSPILER = {"transpiler", "torch", "numpy", "safetensors", "google", "sympy"}
+TRANSPILER |= {"typing_extensions"}  # for type checkers alone
 IMPURE = {"threading", "socket", "time", "os", "subprocess", "multiprocessing", "concurrent"}
 IMPURE |= {"asyncio", "queue", "grpc", "pyarrow"}
 PURE = ("transpiler/", "pserver/table/", "pserver/dense/", "pserver/leases/")

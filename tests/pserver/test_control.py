@@ -172,7 +172,7 @@ def test_a_server_that_asks_until_a_job_begins_is_logged_once(
     are logged each.
     """
     monkeypatch.setattr(control_server, "of_anybody", LimitedLog(control_server.log))
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG, control_server.log.name):
         for index, incarnation in ((1, "a"), (1, "b"), (2, "a")):
             for _ in range(3):
                 control = ControlClient(f"127.0.0.1:{server.port}", SECONDS)
@@ -186,6 +186,8 @@ def test_a_server_that_asks_until_a_job_begins_is_logged_once(
     said = [each.getMessage().partition(",")[0] for each in caplog.records]
 
     assert [each for each in said if each in ("Follow", "Reset")] == ["Follow"] * 3 + ["Reset"] * 2
+    shown = [each.getMessage() for each in caplog.records if each.levelno >= logging.INFO]
+    assert not any("Follow" in each for each in shown)
 
 
 def test_a_mistake_of_ours_is_logged_and_not_told(

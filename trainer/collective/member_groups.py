@@ -80,7 +80,7 @@ class MemberGroups:
         self.close("the members have changed" if self.members else "")
         self.groups = self._met(members, topic, metadata)
         self.members = tuple(members)
-        log.info("a process group of %d trainers", len(members))
+        log.debug("a process group of %d trainers", len(members))
 
     def _met(
         self, members: Sequence[TrainerProcess], topic: str, metadata: Mapping[str, str]

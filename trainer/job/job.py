@@ -848,15 +848,15 @@ class Job:
             return
         check_steps_together(self.models, plan)
         strategy = distributed[0].strategy
+        first = self._communicator is None and self.early is None and self.role.trainer_id == 0
+        level, note = logging.INFO, ""
+        if strategy is None:
+            note = " (no strategy given)"
+        elif first and is_async_unasked(strategy):
+            level = logging.WARNING
+            note = "; strategy.a_sync is True unless assigned: assign False for sync mode, or True"
         for lane in plan.lanes:
-            note = "" if strategy is not None else " (no strategy given)"
-            log.info("training %s: %s%s", lane.mode, describe(lane, plan.trainers), note)
-        first = self._communicator is None and self.role.trainer_id == 0
-        if first and strategy is not None and is_async_unasked(strategy):
-            log.warning(
-                "training async, as strategy.a_sync is True unless assigned: assign False for sync "
-                "mode, or True"
-            )
+            log.log(level, "training %s: %s%s", lane.mode, describe(lane, plan.trainers), note)
         if self._communicator is not None:
             self.announce()
             self._communicator.barrier("another plan")

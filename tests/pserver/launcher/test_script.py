@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from pserver.__main__ import main
-from pserver.launcher.script import OURS as PACKAGES
-from pserver.launcher.script import _beside, check_script
+from pserver.launcher.script import OURS, check_script
+from pserver.own_packages import hiding
 
-OURS = "from trainer import fleet\n"
+FLEET = "from trainer import fleet\n"
 HIDES = "beside the script hides our package"
 
 
@@ -26,7 +26,7 @@ def script(folder: Path, text: str, beside: dict[str, str]) -> str:
     ("text", "beside", "message"),
     [
         (
-            f"import os\n{OURS}",
+            f"import os\n{FLEET}",
             "trainer.py",
             f"line 2: from trainer import fleet: trainer.py {HIDES}",
         ),
@@ -41,13 +41,13 @@ def script(folder: Path, text: str, beside: dict[str, str]) -> str:
             "line 2: from trainer.lr im",
         ),
         (
-            OURS,
+            FLEET,
             "trainer/__init__.py",
             f"trainer/ {HIDES} trainer: write from pserver import ..., or",
         ),
         ("from transpiler import capture\n", "transpiler.py", f"transpiler.py {HIDES} transpiler"),
         ("from pserver import fleet\n", "pserver.py", f"{HIDES} pserver: rename pserver.py"),
-        (OURS, "pserver.py", f"from trainer import fleet: pserver.py {HIDES} pserver: rename"),
+        (FLEET, "pserver.py", f"from trainer import fleet: pserver.py {HIDES} pserver: rename"),
     ],
 )
 def test_an_import_that_finds_another_module_is_named(
@@ -68,11 +68,11 @@ def test_an_import_that_finds_another_module_is_named(
             {"trainer.py": "class Trainer: 1"},
         ),
         ("import trainer\nfrom trainer import *\n", {"trainer.py": ""}),
-        (OURS, {"trainer.py": "from pserver import *\n"}),
-        (OURS, {"trainer.py": "from pserver import fleet\n"}),
+        (FLEET, {"trainer.py": "from pserver import *\n"}),
+        (FLEET, {"trainer.py": "from pserver import fleet\n"}),
         ("from trainer.fleet import init\n", {"trainer/__init__.py": "", "trainer/fleet.py": ""}),
-        (OURS, {"trainer/steps.py": ""}),  # a folder without __init__.py hides nothing
-        (OURS, {"transpiler.py": ""}),
+        (FLEET, {"trainer/steps.py": ""}),  # a folder without __init__.py hides nothing
+        (FLEET, {"transpiler.py": ""}),
         ("from .trainer import x\n", {"trainer.py": ""}),
         ("def", {"trainer.py": ""}),  # running it says what is wrong
     ],
@@ -87,7 +87,7 @@ def test_a_module_of_the_users_may_have_these_names(
 def test_python_looks_beside_the_file_that_a_link_names(tmp_path: Path) -> None:
     """So it is that folder that may hide our packages."""
     (tmp_path / "there").mkdir()
-    (tmp_path / "link.py").symlink_to(script(tmp_path / "there", OURS, {"trainer.py": ""}))
+    (tmp_path / "link.py").symlink_to(script(tmp_path / "there", FLEET, {"trainer.py": ""}))
     with pytest.raises(ValueError, match=HIDES):
         check_script(str(tmp_path / "link.py"))
 
@@ -96,8 +96,8 @@ def test_our_own_packages_beside_a_script_hide_nothing() -> None:
     """As in a checkout."""
     root = Path(__file__).parents[3]
 
-    assert all((root / name / "__init__.py").is_file() for name in PACKAGES)
-    assert [_beside(root, name) for name in PACKAGES] == [None] * 3
+    assert all((root / name / "__init__.py").is_file() for name in OURS)
+    assert [hiding(root, name) for name in OURS] == [None] * 3
 
 
 @pytest.mark.parametrize("command", ["launch", "plan"])
@@ -105,7 +105,7 @@ def test_commands_say_so_before_they_start_anything(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line, and the status of a mistake in what was typed, or of a refused script."""
-    path = script(tmp_path, OURS, {"trainer.py": ""})
+    path = script(tmp_path, FLEET, {"trainer.py": ""})
     status = main([command, "--servers", "1", "--trainers", "1", path])
     out, err = capsys.readouterr()
 
