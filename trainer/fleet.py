@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import torch
 from torch import nn
 
-from pserver.service.server import serve_job
 from pserver.telemetry.logs import write_json
 from trainer.data.pieces import Slot
 from trainer.embedding.conversion import distribute_embedding, moved
@@ -561,6 +560,8 @@ def run_server() -> None:
     init_server()
     role = present().role
     connection = Connection.from_environment()
+    from pserver.service.server import serve_job  # here: a trainer needs no server
+
     serve_job(connection.server_config(role.current_endpoint))
 
 

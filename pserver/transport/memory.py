@@ -19,10 +19,10 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from pserver.errors import CorruptFrame
 from pserver.wire_pb2 import Frame, Kind, Part, StatusReply, VariableBytes
@@ -34,6 +34,7 @@ from transpiler.plan.plan import Plan
 
 
 Bytes = tuple[int, int]  # received, sent
+Counts = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class ByteCounters:
@@ -277,7 +278,7 @@ class PeerSegment:
 
     zones: Mapping[str, Zone]
     memory: memoryview
-    counts: NDArray[np.int64]
+    counts: Counts
 
     @classmethod
     def attach(cls, descriptor: int, size: int, table: Frame) -> PeerSegment:
@@ -300,5 +301,5 @@ def _aligned(position: int) -> int:
     return position + -position % ALIGNMENT
 
 
-def _counts(memory: memoryview, number: int) -> NDArray[np.int64]:
+def _counts(memory: memoryview, number: int) -> Counts:
     return np.frombuffer(memory, COUNT, number)

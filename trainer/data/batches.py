@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,7 +19,7 @@ from torch import Tensor
 # A dense column is an array ``[samples]`` or ``[samples, width]``.
 
 
-Array = npt.NDArray[Any]
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, slots=True)

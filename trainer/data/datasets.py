@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from pserver.errors import PServerError
@@ -48,6 +46,9 @@ from transpiler.files.files import shown
 from transpiler.names.names import missing_member
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
     from trainer.data.formats import Format
     from trainer.data.lines import Parsed
 
@@ -690,15 +691,18 @@ class LoadBar:
     """
 
     def __init__(self, what: str, total: int, shown: bool, console: Console | None = None) -> None:
-        console = console or Console()
+        from rich import console as consoles  # here: processes without a bar need no rich
+        from rich import progress
+
+        console = console or consoles.Console()
         self._bar: Progress | None = None
         if shown and console.is_terminal and not console.is_dumb_terminal:
-            self._bar = Progress(
-                TextColumn(what),
-                BarColumn(),
-                TaskProgressColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.description}", markup=False),
+            self._bar = progress.Progress(
+                progress.TextColumn(what),
+                progress.BarColumn(),
+                progress.TaskProgressColumn(),
+                progress.TimeRemainingColumn(),
+                progress.TextColumn("{task.description}", markup=False),
                 console=console,
             )
             self._bar.add_task("", total=total)

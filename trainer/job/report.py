@@ -11,18 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from torch import nn
 from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
@@ -43,6 +34,10 @@ from trainer.communicator.trace import (
 from trainer.environment.environment import Connection, Role
 from trainer.job.job import CountedBatches, Job, Reported, present
 from transpiler.plan.settings import check_flag
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
 
 # ---- eager spans ----
 #
@@ -136,7 +131,9 @@ class ProgressBar:
 
     def __init__(self, reported: Reported, console: Console | None = None) -> None:
         self._reported = reported
-        self._console = console or Console()
+        from rich import console as consoles  # here: processes without a bar need no rich
+
+        self._console = console or consoles.Console()
         self._bar: Progress | None = None
         self._number = self._batch = self._samples = 0
         self._began = self._drawn = 0.0
@@ -148,13 +145,15 @@ class ProgressBar:
         self._samples, _ = self._reported.now()
         self._began = self._drawn = time.perf_counter()
         if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._bar = Progress(
-                TextColumn(f"pass {number}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TaskProgressColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.description}", markup=False),
+            from rich import progress
+
+            self._bar = progress.Progress(
+                progress.TextColumn(f"pass {number}"),
+                progress.BarColumn(),
+                progress.MofNCompleteColumn(),
+                progress.TaskProgressColumn(),
+                progress.TimeRemainingColumn(),
+                progress.TextColumn("{task.description}", markup=False),
                 console=self._console,
                 auto_refresh=False,
             )
