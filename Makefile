@@ -4,6 +4,7 @@
 # make bench    a table of ratios, each against something measured in the same run; ONLY=wire takes the rows named so, ONLY=gate those that a change of the engine can spoil, in ten minutes
 # make mutants FILES='pserver/leases/*.py' TESTS=tests/pserver/leases     small faults of the product: which do these tests not see?
 # make check-wheel     builds the sdist and the wheel, and runs the examples from the installed wheel
+# make check-lowest check-newest     a chosen part of the tests with the oldest versions that pyproject.toml permits, and with the newest that there are; each in an environment of its own under build/, for some minutes after its downloads
 # make check-image     builds the image and runs the demo in containers; needs docker or podman, with compose
 # make check-history SEEDS=2000     is every step applied exactly once, whatever becomes of networks and trainers?  So many trials; docs/checks/history.md
 # make fuzz SECONDS=60     wrong inputs for jobs in this process and on all ports of a server: the job's result stays, memory and times have bounds
@@ -35,7 +36,7 @@
 
 .DELETE_ON_ERROR:
 CHECKS = check-equalities check-lanes check-sharding check-examples check-checkpoints check-ablations
-.PHONY: help demo test test-fast bench docs reference pictures lint types protos check-protos check-history check-sample check-properties check-long check-wheel check-image check-faults check-pairs fuzz mutants clean $(CHECKS)
+.PHONY: help demo test test-fast bench docs reference pictures lint types protos check-protos check-history check-sample check-properties check-long check-wheel check-lowest check-newest check-image check-faults check-pairs fuzz mutants clean $(CHECKS)
 
 SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
@@ -53,6 +54,12 @@ COUNT ?= 300
 WORKERS = --max-worker-restart=0 -n
 SAMPLE ?= 100
 ONLY ?=
+# where an old or a new library would show: imports, messages, streams, TLS, files, kernels, metrics, and jobs of 2 x 2
+VERSIONS = tests/test_floors.py tests/test_protos.py tests/test_protocol_transcripts.py tests/trainer/test_import.py \
+    tests/pserver/test_control.py tests/pserver/security tests/pserver/transport tests/conformance/test_transports.py \
+    tests/pserver/checkpoint tests/pserver/telemetry tests/pserver/table tests/transpiler/formats \
+    tests/cluster/test_examples.py tests/cluster/test_jobs_with_keys.py tests/cluster/test_fleet_cluster.py
+TEST_TOOLS = hypothesis pytest pytest-randomly pytest-timeout pytest-xdist
 
 help:
 	@sed -n 's/^# //p; /^$$/q' Makefile
@@ -150,6 +157,10 @@ check-wheel: .venv/.dev
 	@echo "== what is installed is whole: sdist, wheel, examples"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/docs/test_wheel.py $(ARGS)
 
+check-lowest check-newest: check-%: build/%/.installed
+	@echo "== a part of the tests, with the $* versions that pyproject.toml permits"
+	@OMP_NUM_THREADS=1 build/$*/bin/python -m pytest -q $(VERSIONS) $(ARGS)
+
 check-image: .venv/.dev
 	@echo "== the image: built, measured, and the demo run in containers; for some minutes"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --tier all tests/deploy tests/pserver/launcher/manifests $(ARGS)
@@ -182,3 +193,20 @@ $(BIN)/python:
 	@echo "== pserver, and what its tests and checks need"
 	@$(PIP) -e '.[dev]'
 	@touch $@ .venv/.examples .venv/.docs
+
+build/lowest/bin/python build/newest/bin/python:
+	@test -n "$(PYTHON)" || { echo "make: expected Python 3.11, 3.12 or 3.13 on the PATH, found none; or say make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(@:%/bin/python=%)
+
+INTO = build/$*/bin/python -m pip install --disable-pip-version-check --no-input $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
+# The newest are looked for each time.
+.PHONY: build/newest/.installed
+build/lowest/.installed: CHOICE = -c build/lowest/floors.txt
+build/newest/.installed: CHOICE = --upgrade --upgrade-strategy eager
+build/lowest/.installed build/newest/.installed: build/%/.installed: pyproject.toml | build/%/bin/python
+	@echo "== pserver with the $* versions of its dependencies, in build/$*"
+	@$(INTO) $(TEST_TOOLS)
+	@build/$*/bin/python -m tests.support.floors > build/$*/floors.txt
+	@$(INTO) $(CHOICE) torch
+	@$(INTO) $(CHOICE) -e '.[disk,examples,s3,tensorboard]'
+	@touch $@

@@ -5,7 +5,7 @@ import warnings
 
 from pserver import wire_pb2 as pserver_dot_wire__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.66.2'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.floors import floors, requirements
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -43,6 +45,19 @@ def test_the_committed_code_is_what_the_proto_files_generate(tmp_path: Path) -> 
     assert [
         str(path) for path, code in generated.items() if (ROOT / path).read_text() != code
     ] == []
+
+
+def test_the_generated_code_asks_for_no_newer_library_than_pyproject_does() -> None:
+    """``make check-lowest`` runs it with the oldest ones; protoc's own checks would refuse them."""
+    stub = (ROOT / "pserver" / "wire_pb2_grpc.py").read_text()
+    texts = [
+        path.read_text()
+        for package in ("transpiler", "pserver")
+        for path in (ROOT / package).glob("*_pb2.py")
+    ]
+
+    assert len(texts) == 4 and not [text for text in texts if "runtime_version" in text.lower()]
+    assert f"GRPC_GENERATED_VERSION = '{floors(requirements())['grpcio']}'" in stub
 
 
 def test_the_generated_imports_resolve() -> None:
