@@ -104,16 +104,17 @@ def _said(message: Message) -> list[str]:
         return ["session=SESSION", *ops]
     plain, lines = [], []
     for field, value in message.ListFields():
+        repeated = not isinstance(value, Message | str | bytes | int | float)
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
             for key in sorted(value):
                 entry = value[key]
                 said = " ".join(_said(entry)) if isinstance(entry, Message) else entry
                 lines.append(f"{field.name} {key!r}: {said}")
         elif field.message_type is not None:
-            for each in value if field.is_repeated else [value]:
+            for each in value if repeated else [value]:
                 first, *rest = _said(each)
                 lines += [f"{field.name}: {first}", *(f"  {line}" for line in rest)]
-        elif field.is_repeated:
+        elif repeated:
             plain.append(f"{field.name}=[{', '.join(map(str, value))}]")
         else:
             plain.append(f"{field.name}={MASKED.get(field.name, value)}")
