@@ -68,7 +68,7 @@ from trainer.job.job import (
     worker_num,
 )
 from trainer.job.report import begin_asked, counted, report, trace, write_events
-from trainer.job.save_load import export, load, save
+from trainer.job.save_load import export, load, load_arrays, save
 from trainer.job.search import searched
 from trainer.job.shared_values import (
     all_gather,
@@ -115,6 +115,7 @@ __all__ = [
     "is_server",
     "is_worker",
     "load",
+    "load_arrays",
     "metrics",
     "QueueDataset",
     "report",

@@ -29,6 +29,7 @@ WHY_WALL = {
     "pserver/security/keys.py": "certificates begin and end",
     "pserver/web/server.py": "stamps what a page shows",
     "pserver/control/collector.py": "stamps answers, whose events a page shows by time",
+    "trainer/checkpoint/tables.py": "rows age in days, and loaded ones begin to",
     "trainer/embedding/local_rows.py": "rows age in days, which checkpoints keep",
 }
 # of those who wait for others: which have a reason not to measure by their own running time

@@ -13,20 +13,28 @@ other modes ignore.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from pserver.table.ids import unique
+from pserver.table.index import Index
 from pserver.table.table import SparseTable
+from pserver.table.updater import SegmentRules
+from trainer.checkpoint.arrays import RowForm, TableRows
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.tables import Tables
-from trainer.embedding.local_rows import LocalRows, chunks_of
+from trainer.embedding.local_rows import CHUNK_ROWS, LocalRows, chunks_of
+from trainer.row_optimizers import group_rule
 from trainer.senders.kstep_lane import KStepSender
 from trainer.senders.served_rows import Lookups
-from transpiler.ir.rules import Rule
-from transpiler.ir.tables import Table
+from transpiler.ir.rules import ROW_RULES, Rule
+from transpiler.ir.schema import DTYPES
+from transpiler.ir.tables import ShowClickEntry, Table
 from transpiler.plan.plan import Plan
 from transpiler.plan.planner import rules_of, stored
 
@@ -90,6 +98,19 @@ class TableStore(Protocol):
 
     def load(self, name: str, chunks: Iterable[Chunk], metadata: Mapping[str, Any]) -> None:
         """Replaces a table's rows."""
+
+    def stored(self, name: str) -> tuple[Table, list[Rule]]:
+        """A table, and the rules of its segments whose states its rows have."""
+
+    def begin_anew(self, name: str, metadata: Mapping[str, Any]) -> None:
+        """Drops all rows of a table, and takes the metadata of a :class:`SparseTable` with these
+        rules.
+        """
+
+    def put(self, name: str, chunk: Chunk) -> None:
+        """Loads the rows of a chunk of such a table in the place of those of its ids; other rows
+        stay.
+        """
 
 
 class ServedTableStore:
@@ -175,12 +196,27 @@ class ServedTableStore:
         for chunk in chunks:
             self._lookups.load(name, chunk)
 
+    def stored(self, name: str) -> tuple[Table, list[Rule]]:
+        found = stored(self._plan.table(name), self._plan)
+        segments = tuple(segment for segment, _ in found)
+        return replace(self._plan.table(name), segments=segments), [rule for _, rule in found]
+
+    def begin_anew(self, name: str, metadata: Mapping[str, Any]) -> None:
+        self._lookups.reset(name, metadata)
+
+    def put(self, name: str, chunk: Chunk) -> None:
+        self._lookups.load(name, chunk)
+
 
 class LocalTableStore:
-    """The tables of a process that trains alone."""
+    """The tables of a process that trains alone.
 
-    def __init__(self, tables: Tables) -> None:
-        self._tables = tables
+    Args:
+        optimizers: the script's, whose rules tables without an optimizer of their own follow.
+    """
+
+    def __init__(self, tables: Tables, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
+        self._tables, self._optimizers = tables, optimizers
 
     def names(self) -> list[str]:
         """See :class:`TableStore`, here and in the methods below."""
@@ -227,6 +263,31 @@ class LocalTableStore:
         else:
             self._rows(name).begin_anew(metadata)
 
+    def _rules(self, name: str) -> list[tuple[int, int, Rule]]:
+        module = self._tables.embedding(name)
+
+        def rule() -> Rule:
+            return next(
+                group_rule(optimizer, group, module.whose())
+                for optimizer in self._optimizers
+                for group in optimizer.param_groups
+                if any(parameter is module.proxy for parameter in group["params"])
+            )
+
+        return module.rules(rule)
+
+    def stored(self, name: str) -> tuple[Table, list[Rule]]:
+        rules = self._rules(name)
+        segments = [(begin, end, number) for number, (begin, end, _) in enumerate(rules)]
+        table = self._tables.embedding(name).settings.table(name, segments)
+        return table, [rule for _, _, rule in rules]
+
+    def begin_anew(self, name: str, metadata: Mapping[str, Any]) -> None:
+        self._rows(name).begin_anew({"rules": _plain_rules(self._rules(name)), "table": metadata})
+
+    def put(self, name: str, chunk: Chunk) -> None:
+        self._rows(name).put(chunk, self._rules(name))
+
     def materialized(self, name: str) -> Iterator[Chunk]:
         ids, values = self._rows(name).whole() or (
             torch.empty(0, dtype=torch.int64),
@@ -236,7 +297,11 @@ class LocalTableStore:
             yield {"ids": ids.numpy(), "values": values.numpy()}
 
 
-def store_of(tables: Tables | None, communicator: Communicator | None) -> TableStore | None:
+def store_of(
+    tables: Tables | None,
+    communicator: Communicator | None,
+    optimizers: Sequence[torch.optim.Optimizer] = (),
+) -> TableStore | None:
     """The rows of a job's tables; None where it has no tables."""
     if communicator is not None:
         return (
@@ -244,7 +309,7 @@ def store_of(tables: Tables | None, communicator: Communicator | None) -> TableS
             if communicator.lookups is None
             else ServedTableStore(communicator.lookups, communicator)
         )
-    return None if tables is None else LocalTableStore(tables)
+    return None if tables is None else LocalTableStore(tables, optimizers)
 
 
 def _by_columns(table: Table, plan: Plan) -> list[tuple[int, int, Rule]]:
@@ -258,10 +323,13 @@ def _width(table: Table) -> dict[str, Any]:
 def _metadata(
     table: Table, rules: list[tuple[int, int, Rule]], known: Mapping[str, Any]
 ) -> dict[str, Any]:
-    plain = [
+    return _width(table) | {"rules": _plain_rules(rules), "table": known}
+
+
+def _plain_rules(rules: Iterable[tuple[int, int, Rule]]) -> list[list[Any]]:
+    return [
         [begin, end, rule.type, dict(rule.hparams), dict(rule.flags)] for begin, end, rule in rules
     ]
-    return _width(table) | {"rules": plain, "table": known}
 
 
 def _check(table: Table, metadata: Mapping[str, Any]) -> None:
@@ -271,3 +339,137 @@ def _check(table: Table, metadata: Mapping[str, Any]) -> None:
                 f"table {table.name!r}: {what}: expected {mine}, got a checkpoint with "
                 f"{metadata.get(what)}"
             )
+
+
+# ---- rows of another system ----
+
+
+class RowImport:
+    """Puts rows that another system trained into a table.
+
+    Args:
+        store: of the job's tables.
+        name: of the table.
+        given: see :class:`~trainer.checkpoint.arrays.TableRows`.
+        steps: the number of steps that have made the rows' states; None: they have none, or none
+            that depends on it.
+
+    Raises:
+        TypeError: the chunks are of another type.
+
+    Example::
+
+        rows = RowImport(store, "emb", [{"ids": ids, "values": values}])
+        rows.check()
+        rows.load()
+    """
+
+    def __init__(self, store: TableStore, name: str, given: Any, steps: int | None = None) -> None:
+        self._store, self._name, self._steps = store, name, steps
+        self._table, self._rules = store.stored(name)
+        self.rows = TableRows(form_of(self._table, self._rules), given)
+
+    def check(self) -> None:
+        """Reads all chunks, and changes nothing; does nothing with chunks that can be read once.
+
+        Raises:
+            ValueError, OSError: a chunk does not fit, or cannot be read.
+        """
+        if not self.rows.once:
+            for _ in self._chunks():
+                pass
+
+    def load(self) -> int:
+        """Loads the rows: all rows of the table begin anew if the number of steps is given,
+        otherwise those of the given ids.
+
+        Returns:
+            The number of rows.
+
+        Raises:
+            ValueError, OSError: as :meth:`check`; the rows of earlier chunks are loaded then.
+            PServerError: a server is lost, or has no room for the rows.
+        """
+        if self._steps is not None:
+            begun = [True] * len(self._rules)
+            known = self._empty().metadata() | {"step": self._steps, "begun": begun}
+            self._store.begin_anew(self._name, known | {"now": time.time()})
+        for chunk in self._chunks():
+            for begin in range(0, len(chunk["ids"]), CHUNK_ROWS):
+                part = {key: array[begin : begin + CHUNK_ROWS] for key, array in chunk.items()}
+                for whole in self._records(part):
+                    self._store.put(self._name, whole)
+        return self.rows.count
+
+    def _chunks(self) -> Iterator[Chunk]:
+        for chunk in self.rows.chunks(KnownIds().add):
+            self._check_states(bool(self.rows.stated))
+            yield chunk
+
+    def _check_states(self, stated: bool) -> None:
+        form, name = self.rows.form, f"table {self._name!r}"
+        if not stated and self._steps is not None:
+            raise ValueError(f"{name}: steps: expected chunks with states, got none")
+        if stated and self._name in self._store.stepped():
+            raise ValueError(
+                f"{name}: expected no states, as in this mode each trainer steps its rows by "
+                "itself: load ids and values"
+            )
+        if stated and form.stepped and self._steps is None:
+            raise ValueError(
+                f"{name}: expected steps=, the number of steps that have made these states: a step "
+                f"of {form.rule} depends on it"
+            )
+
+    def _empty(self) -> SparseTable:
+        return SparseTable(self._table, self._rules)
+
+    def _records(self, given: Chunk) -> Iterator[Chunk]:
+        """The whole records of rows, of which only a part is given: the rest is that of new
+        rows.
+        """
+        rows = self._empty()
+        rows.restore(rows.metadata() | {"now": time.time()})
+        rows.assign(given["ids"], given["values"])
+        order = np.argsort(given["ids"])
+        for chunk in chunks_of(rows):
+            places = order[np.searchsorted(given["ids"], chunk["ids"], sorter=order)]
+            for key in given.keys() - {"ids", "values"}:
+                chunk[key] = np.ascontiguousarray(given[key][places])
+            for key in ("step", "order"):  # of the table that takes the rows, as it is then
+                chunk.pop(key, None)
+            yield chunk
+
+
+class KnownIds:
+    """The ids that have come so far."""
+
+    def __init__(self) -> None:
+        self._index = Index()
+
+    def add(self, ids: np.ndarray) -> int | None:
+        """Adds ids, int64 [n]; returns one that comes twice, or has come before, or None."""
+        found, inverse = unique(ids)
+        if len(found) < len(ids):
+            return int(found[np.argmax(np.bincount(inverse) > 1)])
+        slots, missing = self._index.locate(ids)
+        if missing < len(ids):
+            return int(ids[np.argmax(slots >= 0)])
+        self._index.insert(ids, 0, 0)
+        return None
+
+
+def form_of(table: Table, rules: Sequence[Rule]) -> RowForm:
+    """The form of rows of a table with these rules."""
+    specs = [ROW_RULES[rule.type].complete(rule) for rule in rules]
+    return RowForm(
+        table.name,
+        table.dim,
+        table.rows,
+        DTYPES[table.computes_in],
+        dict(SegmentRules(table, rules).states),
+        isinstance(table.entry, ShowClickEntry),
+        ", ".join(dict.fromkeys(rule.type for rule in rules)),
+        # corrections of averages, and a rate that decays
+        any("betas" in known or known.get("lr_decay") for known in specs),
+    )

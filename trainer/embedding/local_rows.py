@@ -116,6 +116,13 @@ class LocalRows:
                 ids[part].numpy(), rows[part].detach().to(self.dtype).contiguous().numpy()
             )
 
+    def put(self, chunk: Chunk, rules: ByColumns) -> None:
+        """Loads the rows of a chunk of a table with these rules, see
+        :meth:`~pserver.table.table.SparseTable.load`; other rows stay.
+        """
+        self._follow(rules)
+        self.rows.load(chunk)
+
     def status(self) -> dict[str, int]:
         """Rows, bytes, and counters."""
         return {"bytes_held": self.rows.bytes_held, **self.rows.counters(), "rows": len(self.rows)}

@@ -164,7 +164,7 @@ class TableSettings:
             seed=self.seed,
             initial=self.init,
             entry=self.entry,
-            ttl=self.ttl,
+            ttl=None if self.ttl is None else float(self.ttl),  # as a message has it
             capacity=self.capacity,
             eviction=self.eviction,
             memory_bytes=self.memory_bytes,

@@ -53,12 +53,14 @@ class AutomaticSaves:
 
     Attributes:
         passes: the passes over the data of ``fleet.shard``.
+        resumed: whether this trainer has loaded a checkpoint of the folder.
     """
 
     keeps = True
 
     def __init__(self, job: Job, settings: CheckpointSettings) -> None:
         self._job, self._settings = job, settings
+        self.resumed = False
         self._folder: CheckpointFolder | None = None
         self._parts: PartSaves | None = None
         # only the leader writes and chooses; a trainer 0 that joins late may not be the leader
@@ -189,6 +191,7 @@ class AutomaticSaves:
             resume.load_groups(_without_parameters(before), self._job.optimizers)
             for each in self._job.optimizers:  # a scheduler that is made now asks for a step
                 each._opt_called = True  # type: ignore[attr-defined]  # torch's own mark
+            self.resumed = True
             log.warning("continues from %s, after %d steps", path, self._job.optimizers[0].steps)
             return
         assert failure is not None, "there was a path"

@@ -534,6 +534,13 @@ class CollectiveJob(Job):
             if isinstance(each, CollectiveOptimizer) and each.local_sgd is not None:
                 each.local_sgd.restart(each.steps)
 
+    def spread(self) -> None:
+        """See :meth:`Job.spread`."""
+        for model in self.models:
+            with naming_trainers():
+                share_values([*model.parameters(), *model.buffers()], _world())
+        self.loaded()
+
     def finish(self) -> None:
         """Leaves, with the same parameters on all trainers; at once if an error is being raised."""
         if sys.exc_info()[0] is None:

@@ -21,6 +21,7 @@ class FollowedPasses:
     """
 
     keeps = False
+    resumed = False
 
     def __init__(self, job: Job) -> None:
         self._script = ScriptPosition(job)

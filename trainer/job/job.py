@@ -745,6 +745,13 @@ class Job:
         if self.communicator is not None:
             self.communicator.push()
 
+    def spread(self) -> None:
+        """Gives the servers and every trainer the leader's values of all parameters and buffers;
+        the states of optimizers stay.  Every trainer calls this.
+        """
+        if self.communicator is not None:
+            self.communicator.push([])
+
     def state_dict(self, model: nn.Module) -> dict[str, torch.Tensor]:
         """The model's state_dict with the servers' values, whole; in a ``divided`` job every
         trainer calls this.

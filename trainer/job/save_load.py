@@ -5,26 +5,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from trainer.checkpoint import resume
+from trainer.checkpoint.arrays import (
+    Arrays,
+    DenseArrays,
+    Path,
+    Source,
+    Variables,
+    fitted,
+    raise_together,
+    read_arrays,
+)
 from trainer.checkpoint.export import TableRows, check_form
 from trainer.checkpoint.export import export as _export
 from trainer.checkpoint.resume import jointly
+from trainer.embedding.proxy import ProxyParameter
 from trainer.gradients.averaging import keeping_told
 from trainer.job.job import Job, distributed, present
 from transpiler.plan.settings import check_flag
 
 if TYPE_CHECKING:
     from trainer.checkpoint.resume import OpenCheckpoint
-    from trainer.checkpoint.tables import TableStore
+    from trainer.checkpoint.tables import RowImport, TableStore
     from trainer.communicator.communicator import Communicator
     from trainer.communicator.tables import Tables
     from trainer.optimizer import DistributedOptimizer
+
+log = logging.getLogger(__name__)
 
 
 def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
@@ -197,17 +213,185 @@ def store_of_tables(job: Job) -> TableStore | None:
         return None
     from trainer.checkpoint.tables import store_of  # imports numba
 
-    return store_of(job.tables, job.communicator)
+    return store_of(job.tables, job.communicator, [each.inner for each in job.optimizers])
 
 
 def _whole(job: Job) -> Job:
     if job.divided:
         raise ValueError(
-            "fleet.save, fleet.load: expected a model that is whole on every trainer, got one "
-            "divided by hybrid_configs: export "
+            "fleet.save, fleet.load, fleet.load_arrays: expected a model that is whole on every "
+            "trainer, got one divided by hybrid_configs: export "
             "it with fleet.export, and keep each trainer's optimizer.state_dict()"
         )
     return job
+
+
+def load_arrays(
+    arrays: Path | Arrays | None = None,
+    *,
+    names: Mapping[str, str | None] | None = None,
+    transpose: Sequence[str | type[nn.Module]] = (),
+    tables: Mapping[str, Source] | None = None,
+    steps: int | None = None,
+    strict: bool = True,
+) -> None:
+    """Loads weights that another system trained: dense parameters and buffers by name, and rows of
+    tables in chunks, onto any number of servers.
+
+    Every trainer calls this, after ``fleet.distributed_optimizer`` and before the first step;
+    trainer 0's arguments count, and only trainer 0 reads files.  Names, shapes, dtypes and ids are
+    checked before anything is written.  Optimizer states of dense parameters begin anew.  A job
+    that has continued from an automatic checkpoint keeps the checkpoint's values, and says so.
+
+    Args:
+        arrays: of dense parameters and buffers, by name: a mapping, or the path or URL of a file,
+            "NAME.npz" or "NAME.safetensors".  None: they keep their values.
+        names: the model's name for an array's name; None: that array is left out.  Arrays that are
+            not in it have the model's names.  Those of several models begin with ``model0.``.
+        transpose: patterns of the model's names whose arrays are transposed; or classes of modules,
+            whose ``weight`` is: ``[nn.Linear]`` for arrays of Paddle.
+        tables: by the table's name, its rows: a chunk, or an iterable of them, each a mapping or
+            the path of a file.  A chunk has "ids", int64 [n], each once in all chunks, and
+            "values", [n, embedding_dim]; with the states of the table's optimizer also
+            "state.NAME", [n, width] for each; in a table with a ShowClickEntry also "show" and
+            "click", [n].  Other rows stay.  A list is read twice: to check it, and to load it.  A
+            generator is read once: where a chunk of it is wrong, the earlier ones are loaded.
+        steps: the number of steps that have made the states of rows, for rules that depend on it,
+            such as Adam.  All rows of the given tables then begin anew.
+        strict: whether every parameter and every saved buffer needs an array (where ``arrays`` are
+            given), every table rows (where ``tables`` are given), and every array a place;
+            otherwise those without are left out, and the log names them.
+
+    Raises:
+        ValueError: something does not fit: the message has every problem of dense arrays, and the
+            first of each table's.
+        TypeError: an argument is of another type.
+        OSError: a file cannot be read.
+        PServerError: a server is lost, or has no room for the rows.
+        RuntimeError: ``distributed_optimizer`` has not been called.
+
+    An error of trainer 0 is raised on all.
+
+    Example::
+
+        fleet.load_arrays(
+            "dense.npz",
+            names={"linear_0.w_0": "fc.weight", "linear_0.b_0": "fc.bias"},
+            transpose=[nn.Linear],
+            tables={"rows": ["rows-0.npz", "rows-1.npz"]},
+        )
+    """
+    job = _whole(present())
+    optimizer = distributed(job)
+    optimizer.flush()
+    optimizer.barrier("load_arrays")
+    first = job.is_first
+    resumed = job.saves is not None and job.saves.resumed
+    if first and resumed:
+        log.warning("fleet.load_arrays: left out, as the job has continued from a checkpoint")
+    with jointly(optimizer, "fleet.load_arrays", "arrays checked"):
+        check_flag("strict", strict)
+        found = None
+        if first and not resumed:
+            found = _Weights.of(job, arrays, names or {}, transpose, tables, steps, strict)
+    with keeping_told(job.communicator):
+        with jointly(optimizer, "fleet.load_arrays", "arrays loaded"):
+            if found is not None:
+                found.load(job)
+            for each in job.optimizers:
+                each.forget()
+            if job.tables is not None:
+                job.tables.invalidate_caches()
+        job.spread()
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Arrays that fit the job; nothing of it is changed yet."""
+
+    dense: DenseArrays
+    rows: Mapping[str, RowImport]
+
+    @classmethod
+    def of(
+        cls,
+        job: Job,
+        arrays: Path | Arrays | None,
+        names: Mapping[str, str | None],
+        transpose: Sequence[str | type[nn.Module]],
+        tables: Mapping[str, Source] | None,
+        steps: int | None,
+        strict: bool,
+    ) -> _Weights:
+        """Reads and checks the arguments of :func:`load_arrays`."""
+        if arrays is None and (names or transpose):
+            raise ValueError("names, transpose: expected arrays with them, got none")
+        if steps is not None:
+            if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+                raise ValueError(f"steps: expected a whole number of 1 or more, got {steps!r}")
+            if tables is None:
+                raise ValueError("steps: expected tables with it, got none")
+        if isinstance(transpose, str | type):
+            raise TypeError(f"transpose: expected a list, got {transpose!r}")
+        dense = DenseArrays()
+        if arrays is not None:
+            dense = fitted(read_arrays(arrays), variables_of(job), names, transpose, strict)
+        store = store_of_tables(job)
+        known = [] if store is None else store.names()
+        given = {} if tables is None else tables
+        problems = [
+            f"tables: expected tables among {', '.join(known) or 'none'}, got {name!r}"
+            for name in given
+            if name not in known
+        ]
+        if strict and tables is not None:
+            problems += [
+                f"table {name!r}: expected rows, got none; strict=False keeps its rows"
+                for name in known
+                if name not in given
+            ]
+        raise_together(problems)
+        rows: dict[str, RowImport] = {}
+        for name, chunks in given.items():
+            assert store is not None, "it has this table"
+            from trainer.checkpoint.tables import RowImport  # imports numba
+
+            rows[name] = RowImport(store, name, chunks, steps)
+            rows[name].check()
+        return cls(dense, rows)
+
+    def load(self, job: Job) -> None:
+        """Writes them, on the leader."""
+        tensors = job.tensors()
+        with torch.no_grad():
+            for name, value in self.dense.values.items():
+                tensors[name].detach().copy_(value)
+        counts = [f"{len(self.dense.values)} parameters and buffers"]
+        counts += [f"{each.load()} rows of table {name!r}" for name, each in self.rows.items()]
+        log.info("fleet.load_arrays: loaded %s", ", ".join(counts))
+        for what, left in (
+            ("without an array, and unchanged", self.dense.missing),
+            ("arrays without a variable", self.dense.unused),
+        ):
+            if left:
+                log.warning("fleet.load_arrays: %s: %s", what, ", ".join(left))
+
+
+def variables_of(job: Job) -> Variables:
+    """The variables of a job's models that arrays may fill."""
+    tensors, modules = job.tensors(), dict(job.modules())
+    needed = {name for name, tensor in tensors.items() if isinstance(tensor, nn.Parameter)}
+    for path, module in modules.items():
+        if any(isinstance(each, ProxyParameter) for each in module.parameters(recurse=False)):
+            continue  # a table's padding row
+        needed |= {
+            f"{path}.{name}" if path else name
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+            and buffer.is_floating_point()
+            and name not in module._non_persistent_buffers_set
+        }
+    return Variables(tensors, needed & tensors.keys(), modules)
 
 
 def export(path: str, rows: str | None = None) -> None:

@@ -15,10 +15,12 @@ class Saves(Protocol):
     Attributes:
         passes: over the data of ``fleet.shard``.
         keeps: whether checkpoints are written.
+        resumed: whether this trainer has loaded a checkpoint of them.
     """
 
     passes: PassLog
     keeps: bool
+    resumed: bool
 
     def connected(self, communicator: Communicator) -> None:
         """Called with a new connection to the servers, before its first message."""
