@@ -67,7 +67,8 @@ from trainer.job.job import (
     worker_index,
     worker_num,
 )
-from trainer.job.report import begin_asked, counted, report, trace, write_events
+from trainer.job.loggers import Given, begin_loggers, check_loggers
+from trainer.job.report import begin_asked, counted, report, trace
 from trainer.job.save_load import export, load, load_arrays, save
 from trainer.job.search import searched
 from trainer.job.shared_values import (
@@ -157,6 +158,7 @@ def init(
     checkpoint: str | None = None,
     every: float | None = None,
     keep: int | None = None,
+    loggers: Sequence[Given] | None = None,
 ) -> None:
     """Begins a job: finds the role of this process in it.
 
@@ -178,6 +180,9 @@ def init(
         every: seconds between two checkpoints; None: the value of PSERVER_CHECKPOINT_EVERY.
         keep: the number of newest checkpoints that are kept; None: the value of
             PSERVER_CHECKPOINT_KEEP.
+        loggers: objects with ``log(values, step)``, or functions that open one: on the leader they
+            get the values of ``report``, and the job's metrics every 10 seconds; see
+            docs/loggers.md.
 
     Raises:
         ValueError: a required variable is missing or wrong, or settings of the strategy cannot act
@@ -191,6 +196,7 @@ def init(
             f"{type(role_maker).__name__}"
         )
     check_flag("is_collective", is_collective)
+    asked = check_loggers(loggers)
     role = role_maker or CloudRoleMaker()
     # a wrong variable raises even where nothing uses it
     connection = Connection.from_environment()
@@ -199,7 +205,7 @@ def init(
         write_json()
     if is_collective or role.role is Role.COLLECTIVE:
         connection.check_no_grace("without servers, where all trainers end with one of them")
-        _begin(_collective(role, strategy), settings)
+        _begin(_collective(role, strategy), settings, asked)
         return
     strategy = searched(strategy, role)
     check(strategy, _kind(role))
@@ -212,11 +218,11 @@ def init(
     elif role.role is Role.TRAINER and role.trainers == 1:
         environment.warn_of_other_launchers("this job has 1 trainer")
     job = Job(role, strategy)
-    _begin(job, settings if role.role is not Role.PSERVER else None)
+    _begin(job, settings if role.role is not Role.PSERVER else None, asked)
     job.announce()
 
 
-def _begin(job: Job, settings: CheckpointSettings | None) -> None:
+def _begin(job: Job, settings: CheckpointSettings | None, loggers: list[Given]) -> None:
     """Makes a job the present one, unless its strategy is refused."""
     begin(job)
     try:
@@ -231,7 +237,7 @@ def _begin(job: Job, settings: CheckpointSettings | None) -> None:
             job.saves = FollowedPasses(job)
         job.apply(job.strategy)
         begin_asked(job)
-        write_events(job)
+        begin_loggers(job, loggers)
     except BaseException:
         end()
         job.restore()

@@ -30,7 +30,7 @@ ABOUT = {  # where more is said of a flag
     "--record-log": "replay.md",
     "--search": "planner.md#searching",
     "--straggler-factor": "elasticity.md#a-trainer-that-is-slow",
-    "--tensorboard": "terminal.md#tensorboard",
+    "--tensorboard": "loggers.md#tensorboard",
     "--trace": "trace.md",
     "--web": "web.md",
 }

@@ -28,7 +28,7 @@ ABOUT = {  # where more is said of a variable
     "PSERVER_PANEL": "terminal.md",
     "PSERVER_RECORD_LOG": "replay.md",
     "PSERVER_STRAGGLER_FACTOR": "elasticity.md#a-trainer-that-is-slow",
-    "PSERVER_TENSORBOARD": "terminal.md#tensorboard",
+    "PSERVER_TENSORBOARD": "loggers.md#tensorboard",
     "PSERVER_TOKEN_FILE": "security.md",
     "PSERVER_TRACE": "trace.md",
 }

@@ -58,7 +58,7 @@ def test_lines_are_short(page: Path) -> None:
 
 # pages about what is inside of the packages, whose examples show it
 INSIDE = ("architecture.md", "concepts/", "extend.md", "security.md")
-# from which a page may import, too: the reader of checkpoint files, which needs no job; the types of
+# from which a page may import, too: the reader of checkpoint files, which needs no job; and types of
 # a strategy's dictionaries, for annotations
 ROOMS = ("pserver.checkpoint", "transpiler.strategy.fields")
 IMPORTS = re.compile(r"^\s*(?:from|import) ((?:pserver|trainer|transpiler)[\w.]*)", re.MULTILINE)
@@ -217,8 +217,8 @@ def test_the_rows_that_fit_follow_from_the_bytes_of_a_row() -> None:
     fit = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
 
     assert len(held) == 5
-    for (rule, record), (name, row, *millions) in zip(held, fit, strict=True):
-        assert (name, int(row)) == (rule, int(record) + INDEX_BYTES)
+    for (rule, record), (label, row, *millions) in zip(held, fit, strict=True):
+        assert (label, int(row)) == (rule, int(record) + INDEX_BYTES)
         assert [int(each) for each in millions] == [
             memory * 1000 // int(row) for memory in (32, 128, 512)
         ]

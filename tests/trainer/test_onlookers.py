@@ -27,7 +27,8 @@ LOGGER = "pserver.onlookers"
 # name -> how the jobs below come by it; "-": at a heartbeat, on a terminal or in another process
 EVERY = {
     "the dump of steps": "job",
-    "the event files of TensorBoard": "job",
+    "a logger": "job",
+    "the metrics for loggers": "job",
     "the metrics of steps": "job",
     "the norms of pushes": "job",
     "the progress bar": "job",

@@ -14,8 +14,8 @@ In reading order::
     automatic_saves      checkpoints that a job writes by itself, and continues from
     datasets             fleet.InMemoryDataset and fleet.QueueDataset
     report               a script's reports of its training; the forwards and backwards of a trace;
-                         fleet.trace; reports as TensorBoard's files; a pass on a terminal, or in
-                         a log
+                         fleet.trace; a pass on a terminal, or in a log
+    loggers              reports in W&B, TensorBoard and the like, written by a thread
     exchange             metrics and decisions, which trainers exchange
     shared_values        fleet.all_reduce and the like
     synced_metrics       fleet.sync: metrics over all trainers

@@ -583,6 +583,7 @@ class Job:
         process: the job's settings of this process.
         undo: the actions to undo at the job's end.
         reported: the script's reports of its training.
+        loggers: metrics of the loggers that these reports go to; None: there are none.
         position: the position in the data of ``fleet.shard``.
         saves: follows the script, and writes automatic checkpoints, if they are set.
         samples: deals out samples to the trainers.
@@ -609,6 +610,7 @@ class Job:
         self._files = FileSystem()
         self.undo = ExitStack()
         self.reported = Reported()
+        self.loggers: Collector | None = None
         self.position = DataPosition()
         self.saves: Saves | None = None
         self.samples = JobSamples()
@@ -712,6 +714,12 @@ class Job:
     def transport(self) -> str:
         """The transport in use; "local" in a process that trains alone."""
         return "local" if self.communicator is None else self.communicator.transport
+
+    def metrics(self) -> dict[str, float]:
+        """See :func:`metrics`."""
+        if self.communicator is not None:
+            return self.communicator.metrics()
+        return {"steps": float(sum(each.steps for each in self.optimizers))}
 
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Every module of every registered model, by name; several models are numbered."""
@@ -904,7 +912,8 @@ class Job:
             options=options_of(strategy),
             incarnation="" if self._arrival is None else self._arrival.incarnation,
         )
-        communicator.page.more += [self.reported, *([] if self.tables is None else [self.tables])]
+        others = (self.tables, self.loggers)
+        communicator.page.more += [self.reported, *(each for each in others if each is not None)]
         communicator.page.said = self.reported.now
         communicator.page.position = self.position.now
         communicator.page.settings = self._settings
@@ -1134,10 +1143,7 @@ def metrics() -> dict[str, float]:
         By name: see :meth:`trainer.communicator.communicator.Communicator.metrics`.  In a process
         that trains alone there is only "steps".
     """
-    job = present()
-    if job.communicator is not None:
-        return job.communicator.metrics()
-    return {"steps": float(sum(each.steps for each in job.optimizers))}
+    return present().metrics()
 
 
 def variable_bytes() -> dict[str, dict[str, int]]:

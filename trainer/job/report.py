@@ -6,11 +6,9 @@ import atexit
 import math
 import numbers
 import time
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +16,6 @@ from torch import nn
 from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
-from pserver.extras import extra
 from pserver.onlookers import onlooker
 from pserver.telemetry.trace import SPANS, now
 from trainer.collective.peer_meeting import PeerMeeting
@@ -213,72 +210,6 @@ def counted(batches: Iterable[Any], job: Job, progress: bool) -> Iterable[Any]:
         return batches
     display = (lambda: ProgressBar(job.reported)) if shown else None
     return CountedBatches(batches, job.position, display)
-
-
-# ---- tensorboard ----
-#
-# The values of ``fleet.report``, as files that TensorBoard reads.
-
-
-NAME = "the event files of TensorBoard"
-FLUSH_SECONDS = 5  # until others can read what was written
-
-
-class EventFiles:
-    """The event files of one trainer, in a folder of its own.
-
-    Args:
-        folder: of the job; the trainer's folder in it is ``trainer-N``.
-        trainer_id: N.
-        step: gives the job's step count.
-
-    Raises:
-        ImportError: TensorBoard is not installed.
-    """
-
-    def __init__(self, folder: str, trainer_id: int, step: Callable[[], int]) -> None:
-        with extra("tensorboard", f"PSERVER_TENSORBOARD={folder} needs TensorBoard"):
-            with warnings.catch_warnings():  # of the packages that it imports
-                warnings.simplefilter("ignore")
-                from torch.utils.tensorboard import SummaryWriter
-        path = str(Path(folder) / f"trainer-{trainer_id}")
-        self._writer = SummaryWriter(path, flush_secs=FLUSH_SECONDS)
-        self._step = step
-        atexit.register(self.close)  # a script that fails has no finish()
-
-    @onlooker(NAME, end=lambda files: files._end())
-    def add(self, values: Mapping[str, float]) -> None:
-        """Writes values, at the job's present step."""
-        step = self._step()
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-
-    @onlooker(NAME)
-    def close(self) -> None:
-        """Writes the rest; harmless when called twice."""
-        self._end()
-
-    def _end(self) -> None:
-        atexit.unregister(self.close)
-        self._writer.close()
-
-
-def write_events(job: Job) -> None:
-    """Writes the reports of a job's trainer until the job's end, if PSERVER_TENSORBOARD is set.
-
-    Raises:
-        ImportError: TensorBoard is not installed.
-    """
-    given = Connection.from_environment()
-    if not given.tensorboard or given.plan_only or job.role.role is Role.PSERVER:
-        return
-
-    def step() -> int:
-        return max((each.steps for each in job.optimizers), default=0)
-
-    files = EventFiles(given.tensorboard, job.role.trainer_id, step)
-    job.reported.heard = files.add
-    job.undo.callback(files.close)
 
 
 # ---- trace ----

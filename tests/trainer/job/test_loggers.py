@@ -1,0 +1,221 @@
+"""``fleet.init(loggers=[...])``: a job's values, written by a thread that no step waits for."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.threads import PATIENCE
+from trainer import fleet
+from trainer.job import loggers as module
+from trainer.job.job import Reported, present
+from trainer.job.loggers import Loggers
+
+
+class Kept:
+    """A logger that keeps what it gets.
+
+    Attributes:
+        rows: its calls.
+        ends: how often it was ended.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, dict[str, float]]] = []
+        self.ends = 0
+        self.thread = threading.get_ident()
+        self.logged = threading.Event()
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.rows.append((step, values))
+        self.logged.set()
+
+    def finish(self) -> None:
+        self.ends += 1
+
+    @property
+    def reported(self) -> list[tuple[int, dict[str, float]]]:
+        return [(step, v) for step, v in self.rows if "pserver/steps" not in v]
+
+
+def train(endpoints: str, loggers: Any, steps: int = 3) -> None:
+    """A job of one trainer that reports each step."""
+    role = None
+    if endpoints:
+        role = fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=endpoints.split(","))
+    fleet.init(role, loggers=loggers)
+    model = fleet.distributed_model(torch.nn.Linear(2, 1))
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in range(steps):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        fleet.report(samples=8, loss=0.5**step)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_the_leader_logs_reports_and_metrics(servers: Callable[[int], str], count: int) -> None:
+    """In order, at the job's steps, in one thread that is not the script's; what was opened is
+    ended with the job, and what the script has opened is left to it.
+    """
+    given, opened = Kept(), list[Kept]()
+
+    def opens() -> Kept:
+        opened.append(Kept())
+        return opened[-1]
+
+    train(servers(count) if count else "", [given, opens])
+    fleet.finish()
+
+    (made,) = opened
+    expected = [(1, {"loss": 1.0}), (2, {"loss": 0.5}), (3, {"loss": 0.25})]
+    assert made.reported == given.reported == expected
+    step, metrics = made.rows[-1]
+    assert (step, metrics["pserver/steps"], metrics["pserver/samples"]) == (3, 3.0, 24.0)
+    assert metrics["pserver/steps_per_second"] > 0 and metrics["pserver/samples_per_second"] > 0
+    assert ("pserver/bytes_out" in metrics) == bool(count)
+    assert (made.ends, given.ends) == (1, 0)
+    assert made.thread != threading.get_ident()
+
+
+def test_a_class_is_opened_like_a_function() -> None:
+    """Though it has ``log``, too."""
+    found = list[Kept]()
+
+    class Counted(Kept):
+        def __init__(self) -> None:
+            super().__init__()
+            found.append(self)
+
+    train("", [Counted])
+    fleet.finish()
+
+    assert [len(each.reported) for each in found] == [3] and found[0].ends == 1
+
+
+@pytest.mark.parametrize("where", ["open", "log", "end"])
+def test_a_logger_that_raises_is_closed_and_said_once(
+    where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Training and the other loggers continue; it is counted where it was in use."""
+    calls = []
+
+    class Failing:
+        def __init__(self) -> None:
+            self.step("open")
+
+        def step(self, now: str) -> None:
+            calls.append(now)
+            if now == where:
+                raise OSError("no network")
+
+        def log(self, values: dict[str, float], step: int) -> None:
+            self.step("log")
+
+        def close(self) -> None:
+            self.step("end")
+
+    kept = Kept()
+    train("", [Failing, kept])
+    loggers = present().loggers
+    assert isinstance(loggers, Loggers)
+    fleet.finish()
+
+    (text,) = [m for m in caplog.messages if "a logger: off from now on" in m]
+    assert "training continues: OSError: no network (test_loggers.py:" in text
+    assert loggers.failures == (where != "end")
+    (metric,) = loggers.collect()
+    assert [sample.value for sample in metric.samples] == [loggers.failures]
+    assert calls == {"open": ["open"], "log": ["open", "log", "end"]}.get(where, calls)
+    assert len(kept.reported) == 3
+
+
+def test_a_slow_logger_holds_no_step(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Steps and reports go on while it hangs; what waits beyond the queue's room is dropped, and
+    the job's end leaves it behind.
+    """
+    monkeypatch.setattr(module, "QUEUED", 2)
+    monkeypatch.setattr(module, "CLOSE_SECONDS", 0.05)
+    begun, free = threading.Event(), threading.Event()
+
+    class Hanging:
+        def log(self, values: dict[str, float], step: int) -> None:
+            begun.set()
+            free.wait(PATIENCE)
+
+    train("", [Hanging()], steps=1)
+    assert begun.wait(PATIENCE)
+    for _ in range(5):
+        fleet.report(loss=1.0)
+    fleet.finish()
+    free.set()
+
+    assert [m for m in caplog.messages if "2 reports wait, further ones are dropped" in m] != []
+    assert [m for m in caplog.messages if "not done within" in m] != []
+
+
+def test_metrics_come_between_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every some seconds, without a report."""
+    kept = Kept()
+    train("", [], steps=1)
+    loggers = Loggers(present(), [kept], every_seconds=0.01)
+    assert kept.logged.wait(PATIENCE)
+    loggers.close()
+    loggers.close()
+
+    step, values = kept.rows[0]
+    assert step == 1 and values["pserver/steps"] == 1.0 and values["pserver/samples"] == 8.0
+
+
+def test_a_new_leader_opens_a_run_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    """Until then it opens none, and its reports go nowhere; that it does is said once."""
+    opened = list[Kept]()
+
+    def opens() -> Kept:
+        opened.append(Kept())
+        return opened[-1]
+
+    job: Any = SimpleNamespace(
+        is_first=False,
+        role=SimpleNamespace(trainer_id=1),
+        optimizers=[],
+        reported=Reported(),
+        metrics=lambda: {"steps": 0.0},
+    )
+    loggers = Loggers(job, [opens])
+    loggers.add({"loss": 3.0})
+    loggers.close()
+    assert not opened
+    job.is_first = True
+    loggers = Loggers(job, [opens])
+    loggers.add({"loss": 2.0})
+    loggers.add({"loss": 1.0})
+    loggers.close()
+
+    assert [[v for _, v in each.reported] for each in opened] == [[{"loss": 2.0}, {"loss": 1.0}]]
+    said = "trainer 1 is the leader now, and opens the loggers"
+    assert [m for m in caplog.messages if m == said] == [said]
+
+
+WRONG = [
+    (Kept(), "loggers: expected a list, got Kept"),
+    ("csv", "loggers: expected a list, got str"),
+    ({"a": 1}, "loggers: expected a list, got dict"),
+    ([3], "loggers: expected objects with log(values, step), or functions that open one, got 3"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), WRONG)
+def test_what_is_no_logger_is_refused(given: Any, said: str) -> None:
+    """At the start of the job; then there is no job."""
+    with pytest.raises(TypeError, match=re.escape(said)):
+        fleet.init(loggers=given)
+    with pytest.raises(RuntimeError):
+        fleet.report(loss=1.0)
