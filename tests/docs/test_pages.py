@@ -58,8 +58,8 @@ def test_lines_are_short(page: Path) -> None:
 
 # pages about what is inside of the packages, whose examples show it
 INSIDE = ("architecture.md", "concepts/", "extend.md", "security.md")
-# from which a page may import, too: the reader of checkpoint files, which needs no job; and types of
-# a strategy's dictionaries, for annotations
+# from which a page may import, too: the reader of checkpoint files, which needs no job; and the
+# types of a strategy's dictionaries, for annotations
 ROOMS = ("pserver.checkpoint", "transpiler.strategy.fields")
 IMPORTS = re.compile(r"^\s*(?:from|import) ((?:pserver|trainer|transpiler)[\w.]*)", re.MULTILINE)
 

@@ -863,11 +863,11 @@ class Job:
             return
         check_steps_together(self.models, plan)
         strategy = distributed[0].strategy
-        first = self._communicator is None and self.early is None and self.role.trainer_id == 0
+        opens = self._communicator is None and self.early is None and self.role.trainer_id == 0
         level, note = logging.INFO, ""
         if strategy is None:
             note = " (no strategy given)"
-        elif first and is_async_unasked(strategy):
+        elif opens and is_async_unasked(strategy):
             level = logging.WARNING
             note = "; strategy.a_sync is True unless assigned: assign False for sync mode, or True"
         for lane in plan.lanes:
