@@ -1,4 +1,5 @@
 # make demo     two parameter servers and two trainers learn handwritten digits, on this machine
+# make demo-clicks     MovieLens-100K on 2 servers and 2 trainers, of which one is killed, beside one process alone
 # make test     the test suite: of every class of tests one or more, in some minutes; what fails runs once more at the end, alone
 # make test-fast    without processes and without what takes long: in a minute, with the coverage
 # make bench    a table of ratios, each against something measured in the same run; ONLY=wire takes the rows named so, ONLY=gate those that a change of the engine can spoil, in ten minutes
@@ -36,7 +37,7 @@
 
 .DELETE_ON_ERROR:
 CHECKS = check-equalities check-lanes check-sharding check-examples check-checkpoints check-ablations
-.PHONY: help demo test test-fast bench docs reference pictures lint types protos check-protos check-history check-sample check-properties check-long check-wheel check-lowest check-newest check-image check-faults check-pairs fuzz mutants clean $(CHECKS)
+.PHONY: help demo demo-clicks test test-fast bench docs reference pictures lint types protos check-protos check-history check-sample check-properties check-long check-wheel check-lowest check-newest check-image check-faults check-pairs fuzz mutants clean $(CHECKS)
 
 SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
@@ -68,6 +69,21 @@ demo: .venv/.examples
 	@echo "== 2 parameter servers and 2 trainers learn handwritten digits; each process also writes to logs/"
 	@$(BIN)/pserver launch --servers 2 --trainers 2 trainer/examples/digits.py $(ARGS)
 	@tail -n 1 logs/trainer-0.log
+
+demo-clicks: .venv/.examples build/movielens/train.tsv
+	@echo "== MovieLens-100K in one process alone"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m trainer.examples.movielens > build/movielens/alone.txt
+	@echo "== 2 parameter servers and 2 trainers; trainer 1 is killed at its step 600, and started again"
+	@rm -f build/movielens/killed
+	@$(BIN)/pserver launch --servers 2 --trainers 2 --max-restarts 1 trainer/examples/movielens.py --batch 128 --kill-at 600 $(ARGS)
+	@grep counted logs/trainer-0.log
+	@echo "one process alone: $$(tail -n 1 build/movielens/alone.txt)"
+	@tail -n 1 logs/trainer-0.log
+
+build/movielens/train.tsv: | .venv/.examples
+	@echo "== MovieLens-100K, from the package recbole"
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest build/movielens recbole==1.2.1
+	@$(BIN)/python -m trainer.examples.click_files build/movielens
 
 test: .venv/.dev
 	@echo "== tests, three files at a time"
