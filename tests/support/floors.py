@@ -22,7 +22,8 @@ def requirements(project: Path = PROJECT) -> Iterator[Requirement]:
     extras = table["optional-dependencies"]
     lists = [table["dependencies"], *(extras[name] for name in extras if name not in TOOLS)]
     for requirement in (Requirement(line) for each in lists for line in each):
-        if requirement.marker is None or requirement.marker.evaluate():
+        own = requirement.name == table["name"]  # an extra by another name, whose list is here, too
+        if not own and (requirement.marker is None or requirement.marker.evaluate()):
             yield requirement
 
 
