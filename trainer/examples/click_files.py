@@ -46,10 +46,11 @@ class Format:
         """The parser of such a file; a missing number is 0, a missing string one of its own."""
         slots = [fleet.Slot("click", "float32"), fleet.Slot("ids", "string", len(self.strings))]
         groups = {"click": [self.click], "ids": self.strings}
+        fill: dict[str, float | str] = {"ids": ""}
         if self.numbers:
             slots.append(fleet.Slot("numbers", "float32", len(self.numbers)))
             groups["numbers"] = self.numbers
-        fill = {"ids": "", **({"numbers": 0.0} if self.numbers else {})}
+            fill["numbers"] = 0.0
         quote = '"' if self.delimiter == "," else None
         return CsvLines(slots, self.head, self.delimiter, groups, fill, quote)
 

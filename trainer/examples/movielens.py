@@ -30,6 +30,8 @@ from trainer.row_optimizers import Adagrad
 class DeepFM(nn.Module):
     """The weight of each string, the products of their embeddings in pairs, and a network."""
 
+    columns: Tensor  # a part of each id: one string in two columns has two embeddings
+
     def __init__(self, fields: int, numbers: int, dim: int = 16) -> None:
         super().__init__()
         rows: dict[str, Any] = {"init": Normal(0, 0.01), "optimizer": Adagrad(lr=0.02)}
@@ -38,7 +40,6 @@ class DeepFM(nn.Module):
         self.deep = nn.Sequential(
             nn.Linear(fields * dim + numbers, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 1)
         )
-        # one string in two columns has two embeddings
         self.register_buffer("columns", torch.arange(1, fields + 1) * 0x1E3779B97F4A7C15)
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
@@ -46,10 +47,9 @@ class DeepFM(nn.Module):
         ids = batch["ids"] ^ self.columns
         factors = self.factors(ids)  # [batch, fields, dim]
         pairs = (factors.sum(1).square() - factors.square().sum(1)).sum(1) / 2
-        deep = [factors.flatten(1)]
-        if "numbers" in batch:
-            deep.append(batch["numbers"].clamp(min=0).log1p())
-        return self.weights(ids).sum((1, 2)) + pairs + self.deep(torch.cat(deep, 1)).squeeze(1)
+        numbers = [batch["numbers"].clamp(min=0).log1p()] if "numbers" in batch else []
+        logits: Tensor = self.weights(ids).sum((1, 2)) + pairs
+        return logits + self.deep(torch.cat([factors.flatten(1), *numbers], 1)).squeeze(1)
 
 
 def learn(
