@@ -330,6 +330,7 @@ if TYPE_CHECKING:
     from trainer import lightning as lightning
     from trainer import load_inference_model as load_inference_model
     from trainer import load_program_state as load_program_state
+    from trainer import local_cluster as local_cluster
     from trainer import lr as lr
     from trainer import metrics as metrics
     from trainer import new_group as new_group
@@ -427,6 +428,7 @@ __all__ = [
     "lightning",
     "load_inference_model",
     "load_program_state",
+    "local_cluster",
     "lr",
     "memory_optimize",
     "metrics",

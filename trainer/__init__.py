@@ -92,6 +92,7 @@ A room imports those above it, and none below it::
     job                             the job, from fleet.init to fleet.finish
     metrics                         AUC and the like, over the samples of all trainers
     fleet                           root: the calls of a script
+    notebook                        root: servers in the background, for notebooks
     lightning, huggingface          root: the Trainers of Lightning and transformers
     examples                        complete scripts
 
@@ -190,6 +191,7 @@ if TYPE_CHECKING:
     from trainer.executor.values import save_inference_model as save_inference_model
     from trainer.executor.values import serialize_persistables as serialize_persistables
     from trainer.executor.values import set_program_state as set_program_state
+    from trainer.notebook import local_cluster as local_cluster
     from trainer.parallel_executor import ParallelExecutor as ParallelExecutor
 
 __all__ = [
@@ -224,6 +226,7 @@ __all__ = [
     "init_parallel_env",
     "load_inference_model",
     "load_program_state",
+    "local_cluster",
     "new_group",
     "Normal",
     "ParallelExecutor",
@@ -261,6 +264,7 @@ _LATE = {
     "global_scope": "compat.scope",
     "load_inference_model": "executor.values",
     "load_program_state": "executor.values",
+    "local_cluster": "notebook",
     "ParallelExecutor": "parallel_executor",
     "ParquetRows": "data.arrow",
     "save_inference_model": "executor.values",

@@ -13,6 +13,7 @@ READS_ENVIRONMENT = {
     "pserver/__main__.py",
     "pserver/ray/actor.py",  # an actor hands its node's environment on, and reads no setting
     "trainer/environment/environment.py",
+    "trainer/notebook.py",  # gives this process a trainer's environment, and hands its own on
 }
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
