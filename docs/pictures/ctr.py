@@ -40,6 +40,7 @@ POINTS = 20  # of each curve, but for one more in the first interval
 RUNS = 3  # of each mode
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 640, 400, 60, 15, 25, 45  # of the picture, its margins
 LOWEST, HIGHEST = 0.78, 0.88  # AUC
+TICKS = [digit * 10**power for power in range(4) for digit in (1, 2, 5)]  # seconds between two
 COLOURS = ("#000000", "#1f77b4", "#ff7f0e", "#2ca02c")
 Curve = list[tuple[float, float]]  # seconds, AUC
 
@@ -156,9 +157,10 @@ def picture(curves: dict[str, Curve], truth: float) -> str:
         parts.append(line([(0, auc), (most, auc)], most, 'stroke="#ddd"'))
         y = place(0, auc, most)[1] + 4
         parts.append(label(LEFT - 6, y, f"{auc:.2f}", 'text-anchor="end"'))
-    for fifth in range(6):
-        x, y = place(most * fifth / 5, LOWEST, most)
-        parts.append(label(x, y + 16, f"{most * fifth / 5:,.0f}", 'text-anchor="middle"'))
+    between = next(each for each in TICKS if most / each <= 8)
+    for seconds in range(0, int(most) + 1, between):
+        x, y = place(seconds, LOWEST, most)
+        parts.append(label(x, y + 16, f"{seconds:,}", 'text-anchor="middle"'))
     whole = {**curves, "the truth itself": [(0, truth), (most, truth)]}
     strokes = [f'stroke="{colour}" stroke-width="1.5"' for colour in COLOURS[: len(curves)]]
     strokes.append('stroke="#888" stroke-dasharray="3 3"')
