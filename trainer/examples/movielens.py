@@ -48,8 +48,9 @@ class DeepFM(nn.Module):
         factors = self.factors(ids)  # [batch, fields, dim]
         pairs = (factors.sum(1).square() - factors.square().sum(1)).sum(1) / 2
         numbers = [batch["numbers"].clamp(min=0).log1p()] if "numbers" in batch else []
-        deep: Tensor = self.deep(torch.cat([factors.flatten(1), *numbers], 1)).squeeze(1)
-        return deep + pairs + self.weights(ids).sum((1, 2))
+        deep = self.deep(torch.cat([factors.flatten(1), *numbers], 1)).squeeze(1)
+        logits: Tensor = self.weights(ids).sum((1, 2)) + pairs + deep
+        return logits
 
 
 def learn(
