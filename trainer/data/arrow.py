@@ -348,13 +348,15 @@ class CsvLines(LineFormat):
         block: int,
     ) -> Any:
         read, quoted = self._arrow.csv, self._quote is not None and self._quote.encode() in text
+        if quoted:  # pyarrow would look for line breaks between quotes once more
+            block = len(text) + 1
         return read.read_csv(
             self._arrow.BufferReader(text),
             read.ReadOptions(use_threads=False, column_names=names, block_size=block),
             read.ParseOptions(
                 delimiter=self._delimiter,
                 quote_char=self._quote or False,
-                newlines_in_values=quoted and _is_broken(text, self._marks),
+                newlines_in_values=quoted,
                 invalid_row_handler=left_out,
             ),
             read.ConvertOptions(

@@ -242,6 +242,8 @@ def rows_of(text: Array, delimiter: int, quote: int, wanted: int) -> tuple[int, 
         The number of rows, the offset after the last one, that of the first row that has a line
         feed between quotes, and that of the wanted row; -1: there is none.
     """
+    ends = np.zeros(256, np.bool_)  # whether a byte ends a field
+    ends[NEWLINE] = ends[RETURN] = ends[delimiter] = True
     at = rows = cut = 0
     broken = found = -1
     while at < text.size:
@@ -249,22 +251,23 @@ def rows_of(text: Array, delimiter: int, quote: int, wanted: int) -> tuple[int, 
             at += 1
             cut = at
             continue
-        begin, first = at, True  # of the row; whether a field begins here
-        while at < text.size and text[at] != NEWLINE and text[at] != RETURN:
-            if not first or text[at] != quote:
-                first = text[at] == delimiter
+        begin = at  # of the row
+        while at < text.size:  # a field begins here
+            if text[at] == quote:
                 at += 1
-                continue
-            first = False
-            at += 1
-            while at < text.size:
-                if text[at] == quote:
+                while at < text.size:
+                    if text[at] == quote:
+                        at += 1
+                        if at == text.size or text[at] != quote:
+                            break
+                    elif text[at] == NEWLINE and broken < 0:
+                        broken = begin
                     at += 1
-                    if at == text.size or text[at] != quote:
-                        break
-                elif text[at] == NEWLINE and broken < 0:
-                    broken = begin
+            while at < text.size and not ends[text[at]]:
                 at += 1
+            if at == text.size or text[at] != delimiter:
+                break
+            at += 1
         if at == text.size:
             break
         if text[at] == RETURN and at + 1 < text.size and text[at + 1] == NEWLINE:
