@@ -26,6 +26,7 @@ WITHOUT = {
     *("Constant", "Normal", "Uniform", "CountFilterEntry", "ProbabilityEntry", "ShowClickEntry"),
     *("asp", "row_optimizers", "Executor", "DistributedStrategy", "Role", "CloudRoleMaker"),
     *("init_worker", "init_server", "run_server", "stop_worker"),
+    "local_cluster",  # starts processes: tests/cluster/test_local_cluster.py, docs/notebook.md
 }
 
 
