@@ -158,9 +158,9 @@ def picture(curves: dict[str, Curve], truth: float) -> str:
         y = place(0, auc, most)[1] + 4
         parts.append(label(LEFT - 6, y, f"{auc:.2f}", 'text-anchor="end"'))
     between = next(each for each in TICKS if most / each <= 8)
-    for seconds in range(0, int(most) + 1, between):
-        x, y = place(seconds, LOWEST, most)
-        parts.append(label(x, y + 16, f"{seconds:,}", 'text-anchor="middle"'))
+    for tick in range(0, int(most) + 1, between):
+        x, y = place(tick, LOWEST, most)
+        parts.append(label(x, y + 16, f"{tick:,}", 'text-anchor="middle"'))
     whole = {**curves, "the truth itself": [(0, truth), (most, truth)]}
     strokes = [f'stroke="{colour}" stroke-width="1.5"' for colour in COLOURS[: len(curves)]]
     strokes.append('stroke="#888" stroke-dasharray="3 3"')
