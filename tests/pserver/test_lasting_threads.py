@@ -416,6 +416,7 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("pserver/launcher/panel.py", "self._draw"): "an onlooker",
     ("pserver/launcher/panel.py", "self._read"): "an onlooker",
     ("pserver/launcher/supervisor.py", "self._read"): "an onlooker",
+    ("trainer/job/loggers.py", "self._run"): "a logger is closed after an error",
     # what fails there is the work itself, and whoever waits for it is told
     ("pserver/job/background_saves.py", "self._write"): "the save has failed",
     ("pserver/job/coordination.py", "self._write_anew"): "the present file stays",
