@@ -157,6 +157,11 @@ def read() -> list[Arm]:
 # ---- tables ----
 
 
+def measured_pairs(arms: Sequence[Arm]) -> list[tuple[str, str]]:
+    """The models and optimizers that there are arms of, in order."""
+    return list(dict.fromkeys((arm.task, arm.optimizer) for arm in arms))
+
+
 def row(arms: Sequence[Arm], task: str, optimizer: str, tuned: bool, on: bool) -> list[Arm]:
     """The arms of one row, by staleness; at 0 all are the same."""
     found = {
@@ -177,59 +182,47 @@ def cell(arm: Arm) -> str:
     return said + (f", {arm.failed} fails" if arm.failed else "")
 
 
+def table(kinds: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table with a column for each staleness."""
+    head = [*kinds, *(f"s = {each}" for each in STALENESS)]
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def scores(arms: Sequence[Arm], tuned: bool) -> str:
     """A table of scores."""
-    lines = [
-        "| model | optimizer | `dc_asgd` | "
-        + " | ".join(f"s = {each}" for each in STALENESS)
-        + " |",
-        "|---" * (3 + len(STALENESS)) + "|",
-    ]
-    for task, make in TASKS.items():
-        name, score = make().model, make().score[0]
-        for optimizer in OPTIMIZERS:
-            for on in (False, True):
-                cells = [cell(arm) for arm in row(arms, task, optimizer, tuned, on)]
-                first = [f"{name}: {score}", optimizer, "on" if on else "off"]
-                lines.append(f"| {' | '.join([*first, *cells])} |")
-    return "\n".join(lines)
+    rows = []
+    for task, optimizer in measured_pairs(arms):
+        made = TASKS[task]()
+        for on in (False, True):
+            first = [f"{made.model}: {made.score[0]}", optimizer, "on" if on else "off"]
+            rows.append([*first, *map(cell, row(arms, task, optimizer, tuned, on))])
+    return table(["model", "optimizer", "`dc_asgd`"], rows)
 
 
 def settings(arms: Sequence[Arm]) -> str:
-    """A table of the rates and the factors of the others."""
-    lines = [
-        "| model | optimizer | | " + " | ".join(f"s = {each}" for each in STALENESS) + " |",
-        "|---" * (3 + len(STALENESS)) + "|",
-    ]
-    for task, make in TASKS.items():
-        for optimizer in OPTIMIZERS:
-            said = {
-                "lambda, same rate": [
-                    f"{a.factor:g}" for a in row(arms, task, optimizer, False, True)
-                ],
-                "own rate": [f"{a.rate:g}" for a in row(arms, task, optimizer, True, False)],
-                "own rate and lambda": [
-                    f"{a.rate:g}, {a.factor:g}" for a in row(arms, task, optimizer, True, True)
-                ],
-            }
-            for what, cells in said.items():
-                first = [make().model, optimizer, what]
-                cells[0] = (
-                    f"{row(arms, task, optimizer, True, False)[0].rate:g}" if "own" in what else "-"
-                )
-                lines.append(f"| {' | '.join([*first, *cells])} |")
-    return "\n".join(lines)
+    """A table of rates, and of lambdas at the rate of staleness 0 and at that."""
+    rows = []
+    for task, optimizer in measured_pairs(arms):
+        rates = [f"{arm.rate:g}" for arm in row(arms, task, optimizer, True, False)]
+        said = {"rate": rates}
+        for tuned, what in (False, "lambda, rate of s = 0"), (True, "lambda, own rate"):
+            factors = [f"{arm.factor:g}" for arm in row(arms, task, optimizer, tuned, True)]
+            said[what] = ["", *factors[1:]]
+        name = TASKS[task]().model
+        rows += [[name, optimizer, what, *cells] for what, cells in said.items()]
+    return table(["model", "optimizer", ""], rows)
 
 
 def page(arms: Sequence[Arm], old: str) -> str:
     """The page with the tables of these arms."""
-    tables = {"same rate": scores(arms, False), "own rate": scores(arms, True)}
-    tables["settings"] = settings(arms)
-    for name, table in tables.items():
+    made = {"same rate": scores(arms, False), "own rate": scores(arms, True)}
+    made["settings"] = settings(arms)
+    for name, lines in made.items():
         begin, end = f"<!-- {name}: make pictures -->", "<!-- end -->"
         old, count = re.subn(
             f"{re.escape(begin)}.*?{re.escape(end)}",
-            f"{begin}\n\n{table}\n\n{end}",
+            f"{begin}\n\n{lines}\n\n{end}",
             old,
             flags=re.DOTALL,
         )
@@ -279,7 +272,7 @@ def panel(
     def up(loss: float) -> float:
         return top + TOP + (guess - loss) / (guess - floor) * high
 
-    drawn = text(left + LEFT, top + 20, title, 12.5, INK, 700, "start")
+    drawn = text(left + LEFT, top + 20, title, 11.5, INK, 700, "start")
     for share in (0, 1 / 3, 2 / 3, 1):
         loss = guess - share * (guess - lowest)
         ends = f"M {left + LEFT:g} {up(loss):.1f} h {wide}"
@@ -302,7 +295,7 @@ def picture(
     title: str, below: str, legend: Sequence[tuple[str, Line]], panels: Sequence[str]
 ) -> str:
     """An SVG of panels, three in a row."""
-    width, height = 3 * WIDE, HEAD + HIGH * len(panels) // 3 + 24
+    width, height = 3 * WIDE, HEAD + HIGH * -(-len(panels) // 3) + 24
     drawn, x = text(14, 24, title, 15, INK, 700, "start"), 14.0
     for words, line in legend:
         drawn += f'<path d="M {x:g} 46 h 30" {line.style()}/>'
@@ -320,12 +313,14 @@ def picture(
     )
 
 
-def places() -> list[tuple[str, str, str, float, float]]:
+def places(arms: Sequence[Arm]) -> list[tuple[str, str, str, float, float]]:
     """Of each panel the task, the optimizer, its title and its corner."""
     return [
-        (task, optimizer, f"{make().model}; {optimizer}", column * WIDE, HEAD + line * HIGH)
-        for line, (task, make) in enumerate(TASKS.items())
-        for column, optimizer in enumerate(OPTIMIZERS)
+        (
+            *(task, optimizer, f"{TASKS[task]().model}; {optimizer}"),
+            *(place % 3 * WIDE, HEAD + place // 3 * HIGH),
+        )
+        for place, (task, optimizer) in enumerate(measured_pairs(arms))
     ]
 
 
@@ -338,7 +333,7 @@ def cost(arms: Sequence[Arm]) -> str:
         "own rate, dc_asgd": (True, True),
     }
     panels = []
-    for task, optimizer, title, left, top in places():
+    for task, optimizer, title, left, top in places(arms):
         lines = []
         for tuned, on in kinds.values():
             found = row(arms, task, optimizer, tuned, on)
@@ -352,12 +347,12 @@ def cost(arms: Sequence[Arm]) -> str:
 
 
 def steps(arms: Sequence[Arm]) -> str:
-    """The loss against the steps, at the rate of staleness 0."""
+    """The loss against the steps, each at a rate of its own."""
     panels = []
-    for task, optimizer, title, left, top in places():
+    for task, optimizer, title, left, top in places(arms):
         lines = []
         for on in (False, True):
-            for arm in row(arms, task, optimizer, False, on):
+            for arm in row(arms, task, optimizer, True, on):
                 if arm.staleness in COLORS and (arm.staleness or not on):
                     by_place = list(zip(*arm.curves, strict=True))
                     lines.append(Line(by_place, COLORS[arm.staleness], on))
@@ -368,7 +363,7 @@ def steps(arms: Sequence[Arm]) -> str:
         *((f"staleness {each}", Line([], color)) for each, color in COLORS.items()),
         *((f"{each}, dc_asgd", Line([], color, True)) for each, color in COLORS.items() if each),
     ]
-    title = "Held-out loss against steps, at the rate of staleness 0; the upper edge is a guess"
+    title = "Held-out loss against steps, each at a rate of its own; the upper edge is a guess"
     return picture(title, "share of the steps; bars: 3 seeds", legend, panels)
 
 
