@@ -347,7 +347,9 @@ def picture(curves: dict[str, Curve], steps: list[list[float]], seconds: float, 
 def main() -> None:
     """Runs everything, one run after the other, and prints a line for each."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--samples", type=int, default=400_000)
