@@ -24,6 +24,7 @@ import numpy as np
 from fsspec.core import has_magic
 from fsspec.utils import infer_compression
 
+from pserver.extras import extra
 from pserver.storage.remote import hidden, options_of
 from trainer.collective.elastic_group import ElasticGroup
 from trainer.collective.process_groups import ProcessGroups
@@ -183,14 +184,9 @@ def pyarrow(what: str) -> Any:
     Raises:
         ImportError: it cannot be imported; the message names the extra, and what has failed.
     """
-    try:
+    with extra("data", f"{what} needs pyarrow"):
         import pyarrow.csv
         import pyarrow.parquet
-    except ImportError as error:
-        raise ImportError(
-            f"{what}: expected pyarrow, which pip install '.[data]' in a checkout of pserver "
-            f"brings: {error}"
-        ) from error
     return pyarrow
 
 
