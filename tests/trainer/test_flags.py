@@ -40,6 +40,11 @@ def saved(value: Any) -> None:
     fleet.save("nowhere", delta=value)
 
 
+def loaded(value: Any) -> None:
+    trained()
+    fleet.load_arrays({}, strict=value)
+
+
 def parallel(value: Any) -> Any:
     trainer.init_parallel_env()
     return trainer.DataParallel(NET, find_unused_parameters=value)
@@ -95,6 +100,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "trainer.ParallelExecutor.__init__.use_cuda": lambda value: trainer.ParallelExecutor(value),
     "trainer.spawn.join": lambda value: trainer.spawn(alone, nprocs=1, join=value),
     "trainer.fleet.init.is_collective": lambda value: fleet.init(is_collective=value),
+    "trainer.fleet.load_arrays.strict": loaded,
     "trainer.fleet.save.delta": saved,
     "trainer.fleet.shard.progress": lambda value: fleet.shard([], progress=value),
     "trainer.fleet.trace.profiler": lambda value: fleet.trace("never.json", profiler=value),
