@@ -153,14 +153,17 @@ checkpoint.load("s3://user:sesame@bucket/job")
 
 @pytest.mark.processes
 def test_a_missing_driver_is_an_error_that_names_its_package(tmp_path: Path) -> None:
-    """fsspec's own words, and the URL without its password."""
+    """And its extra, and fsspec's own words; the URL is without its password."""
     done = subprocess.run(
         [sys.executable, "-c", MISSING], capture_output=True, text=True, cwd=tmp_path, check=False
     )
     last = done.stderr.splitlines()[-1]
 
     assert done.returncode == 1 and not list(tmp_path.iterdir())
-    assert last == "ImportError: s3://***@bucket/job: Install s3fs to access S3"
+    assert last == (
+        "ImportError: s3://***@bucket/job: it needs s3fs: pip install '.[s3]' in a checkout of "
+        "pserver brings it (Install s3fs to access S3)"
+    )
 
 
 def test_an_unknown_protocol_is_an_error() -> None:
