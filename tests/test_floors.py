@@ -15,7 +15,7 @@ PIN = re.compile(r"^([\w.-]+)==(\S+)", re.MULTILINE)
 
 
 def test_every_requirement_has_a_floor_and_the_pins_are_no_older() -> None:
-    """What README's commands install lies within the ranges that pyproject.toml permits."""
+    """The pins of README's commands lie within the ranges that pyproject.toml permits."""
     text = PROJECT.with_name("constraints.txt").read_text(encoding="utf-8")
     pins = {canonicalize_name(name): Version(at) for name, at in PIN.findall(text)}
     found = floors(requirements())
@@ -33,6 +33,6 @@ def test_the_highest_of_several_floors_counts() -> None:
 
 @pytest.mark.parametrize("line", ["one", "one<2", "one==1.2", "one>=1.2,<1.0"])
 def test_a_requirement_without_a_floor_is_refused(line: str) -> None:
-    """Nobody could say what its oldest version is."""
+    """Its oldest version would be unknown."""
     with pytest.raises(ValueError, match=r"expected one lower bound .*, got one"):
         floors([Requirement(line)])

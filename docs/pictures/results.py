@@ -1,4 +1,4 @@
-"""What does a job with servers give, and what does a death cost?  Two panels, of real processes.
+"""The results of a job with servers, and the cost of a death: two panels, of real processes.
 
 Left: AUC on unseen clicks over seconds, of two hosts joined by a link of 1 Gbit/s, with a trainer
 and a server on each, beside one process alone and DDP with gloo on the same hosts.
@@ -274,6 +274,8 @@ def survived(folder: Path, seconds: float) -> list[list[float]]:
         end = time.time() + WAIT_SECONDS
         while not begun.exists() and job.poll() is None and time.time() < end:
             time.sleep(0.05)
+        if not begun.exists():
+            sys.exit(f"the job took no step; see {folder / 'logs'}")
         start = begun.stat().st_mtime
         for part, which in KILLS:
             time.sleep(max(0.0, start + part * seconds - time.time()))

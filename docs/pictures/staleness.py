@@ -1,4 +1,4 @@
-"""What does staleness cost, by optimizer, and how much of it does delay compensation take back?
+"""The cost of staleness by optimizer, and the part of it that delay compensation takes back.
 
 ::
 

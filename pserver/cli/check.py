@@ -125,7 +125,7 @@ def _ours(text: str) -> str:
 
 
 def _said(line: int, used: str, path: str, entry: Name | None) -> Use:
-    """What to write for a path of theirs."""
+    """The replacement of a path of theirs."""
     if entry is None:
         module, _, name = path.removeprefix(f"{THEIRS}.").rpartition(".")
         if module in ("", "nn", "nn.functional"):

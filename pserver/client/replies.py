@@ -254,7 +254,7 @@ class TableStatus:
 
 
 def counted(epoch: EpochStatus) -> dict[str, int]:
-    """What has become of an epoch's samples, by the words of ``pserver status``."""
+    """The counts of an epoch's samples, by the words of ``pserver status``."""
     words = "samples", "decided", "leased", "skipped", "handed_back", "left_out"
     return {word: getattr(epoch, word) for word in words}
 

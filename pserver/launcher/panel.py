@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from io import StringIO
 from typing import IO, Any
 
@@ -71,7 +72,7 @@ class View:
 
 
 def known(name: str, job: Job, age: float) -> tuple[str, int | None]:
-    """What a job's state says of a process: its own state in words, "" where no server knows it,
+    """A process's state by the job's state: its own in words, "" where no server knows it,
     and its step.
 
     Args:
@@ -126,7 +127,7 @@ def panel_rows(view: View, width: int, height: int) -> list[Text]:
 
 def _head(view: View, width: int) -> Text:
     """A rule with the script's name, and the time since the launch."""
-    time = clock(view.seconds)
+    time = str(timedelta(seconds=int(view.seconds)))
     title = Text(view.title)
     title.truncate(max(1, width - len(time) - 9), overflow="ellipsis")
     left = Text.assemble(("\u2500\u2500 ", "dim"), (title.plain, "bold"), " ")
@@ -187,17 +188,6 @@ def _style(state: str) -> str:
     if state in GOOD:
         return "green"
     return "bold red" if state.startswith(BAD) else "yellow"
-
-
-def clock(seconds: float) -> str:
-    """Hours, minutes and seconds.
-
-    Example:
-        >>> clock(3725.4)
-        '1:02:05'
-    """
-    whole = max(0, int(seconds))
-    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
 # ---- panel ----

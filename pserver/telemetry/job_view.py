@@ -52,7 +52,7 @@ from pserver.wire_pb2 import (
 # What servers have said at one moment, and what has changed between two of them.
 
 
-RECENT_SECONDS = 5.0
+RECENT_SECONDS = 5.0  # over which rates look back
 START_SECONDS = 0.5  # by which two answers of one start may differ
 
 

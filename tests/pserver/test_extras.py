@@ -1,4 +1,4 @@
-"""What needs an extra names it where its package is missing, and says what has failed."""
+"""Errors about missing packages name the extra, and quote the failed import."""
 
 from __future__ import annotations
 

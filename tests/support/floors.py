@@ -17,7 +17,7 @@ TOOLS = ("dev", "docs")  # extras of the checkout: no user's environment has the
 
 
 def requirements(project: Path = PROJECT) -> Iterator[Requirement]:
-    """What the distribution needs under this Python, with every extra that users install."""
+    """The distribution's requirements under this Python, with every extra that users install."""
     table = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
     extras = table["optional-dependencies"]
     lists = [table["dependencies"], *(extras[name] for name in extras if name not in TOOLS)]

@@ -1,4 +1,4 @@
-"""What servers say to a watcher, made up: one lane, steps that take known times."""
+"""Made-up answers of servers: one lane, steps that take known times."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ EMPTY = np.empty(0, np.uint8)
 
 
 def fills_of(format: str, fill: Fill | None, fields: Mapping[str, Slot]) -> dict[str, Any]:
-    """What an empty field of each column is, where the script says it: a number, or a text's id.
+    """The values of empty fields, by column, where the script gives them: numbers, or ids of texts.
 
     Args:
         format: for messages.
@@ -215,7 +215,7 @@ class CsvLines(LineFormat):
             self._refuse(piece, number, "which nothing closes")
 
     def _cut(self, text: bytes, whole: bool, piece: Piece, number: int) -> tuple[bytes, bytes]:
-        """The whole rows of a text, and its rest: the begin of a row with line breaks."""
+        """The whole rows of a text, and its rest: the beginning of a row with line breaks."""
         if self._quote is None or self._quote.encode() not in text:
             return text, b""
         _, cut, broken, _ = rows_of(buffer_of(text), *self._marks, -1)

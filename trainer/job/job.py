@@ -1212,7 +1212,7 @@ def table_status() -> dict[str, dict[str, int]]:
 
 
 def epoch_status() -> dict[int, dict[str, int]]:
-    """What has become of the samples of the epochs that are under way, or of the last one.
+    """Counts the samples of the epochs that are under way, or of the last one.
 
     Server 0 counts them where it deals them out in leases; any trainer may ask at any time, without
     waiting for others.  Samples are batches where the data has no numbers of samples.

@@ -310,7 +310,7 @@ class MissingName(AttributeError):
         return f"{super().__str__()}: {said}" if said else super().__str__()
 
     def advice(self) -> str:
-        """What to write instead; empty where there is nothing to say."""
+        """The text to write instead; empty where there is nothing to say."""
         submodule = f"{self.module}.{self.wanted}"
         if _is_module(submodule):
             return f"import {submodule} first"

@@ -80,7 +80,7 @@ def test_an_import_that_finds_another_module_is_named(
 def test_a_module_of_the_users_may_have_these_names(
     tmp_path: Path, text: str, beside: dict[str, str]
 ) -> None:
-    """Where the script imports nothing that it lacks."""
+    """It has everything that the script imports from it."""
     check_script(script(tmp_path, text, beside))
 
 

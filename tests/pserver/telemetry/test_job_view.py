@@ -227,7 +227,7 @@ def test_settings_are_said_once() -> None:
 
 
 def test_an_epoch_of_unknown_length() -> None:
-    """Nobody has met its end yet; and one that is over."""
+    """One whose end no trainer has met yet, and one that is over."""
     epoch = EpochStatus(number=3, unit="batches", decided=60, leased=24, handed_back=8, left_out=1)
     epoch.over = True
     counted = "60 decided, 24 leased, 0 skipped, 8 handed back, 1 left out"
@@ -254,7 +254,7 @@ def test_totals_of_two_starts_are_not_subtracted() -> None:
 
 
 def test_rates_of_rare_answers_are_those_since_the_last() -> None:
-    """Where one asks less often than rates look back."""
+    """Rates of samples that are further apart than the time that rates look back."""
     view = JobView([HERE])
     states = [view.add(sample(second, reply(second))) for second in (0, 20, 40)]
     assert [each.samples_per_second for each in states] == [None, 1280.0, 1280.0]

@@ -243,8 +243,8 @@ def test_a_trainer_may_have_no_sample(
 
 
 def test_a_file_that_changes_is_said(tmp_path: Path) -> None:
-    """Where its samples were counted, and it has others when they are read; the next pass counts
-    them again.
+    """A file that has other samples when it is read than when they were counted; the next pass
+    counts them again.
     """
     (path,) = written(tmp_path, files=1)
     dataset = made(fleet.QueueDataset, [path])

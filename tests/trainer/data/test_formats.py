@@ -112,7 +112,7 @@ def test_csv_takes_columns_by_name(tmp_path: Path) -> None:
 
 
 def csv_of(text: str | bytes, slots: list[Slot], folder: Path, **settings: Any) -> Columns:
-    """What a format reads in these bytes, which is the same gzipped."""
+    """The samples that a format reads in these bytes; gzipped, they are the same."""
     path, form = folder / "a.csv", CsvLines(slots, **settings)
     content = text if isinstance(text, bytes) else text.encode()
     path.write_bytes(content)

@@ -60,7 +60,7 @@ def test_ratings_become_clicks_of_strings(data: list[str]) -> None:
 
 
 def test_one_process_learns(data: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Who likes what is in the strings: the held-out clicks are nearly known."""
+    """The strings tell the clicks, so the held-out ones are nearly known."""
     movielens.main([*data, "--epochs", "6", "--batch", "64"])
 
     (auc,) = re.findall(r"AUC (0\.\d+|1\.0+) after", capsys.readouterr().out)
