@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import inspect
 import posixpath
+import re
 import secrets
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, MutableMapping
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,6 +42,7 @@ from transpiler.files.named_errors import naming
 
 _USERS = ("user", "username", "key", "account_name")
 _PASSWORDS = ("password", "passwd", "secret", "account_key")
+_OWN_LOGIN = re.compile(r"(?<=://)[^/@\s:]*:([^/@\s]+)(?=@)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +110,11 @@ def options_of(url: str) -> dict[str, str]:
     return {} if found is None else found.options()
 
 
-def hidden(text: str) -> str:
+def hidden(text: str, url: str = "") -> str:
     """A text for messages: without users and passwords.
+
+    Args:
+        url: what the text is about; drivers may quote the user and the password that it has.
 
     Example:
         >>> hidden("cannot open sftp://ann:sesame@host/job")
@@ -117,9 +122,11 @@ def hidden(text: str) -> str:
     """
     text = shown(text)
     with _lock:
-        passwords = [each.password for each in _logins if each.password]
-    for password in sorted(passwords, key=len, reverse=True):
-        text = text.replace(password, "***").replace(quote(password, safe=""), "***")
+        known = [each.password for each in _logins if each.password]
+    if own := _OWN_LOGIN.search(url):
+        known += [own[0], own[1]]
+    for secret in sorted(known, key=len, reverse=True):
+        text = text.replace(secret, "***").replace(quote(secret, safe=""), "***")
     return text
 
 
@@ -138,12 +145,71 @@ def _name(protocol: str, names: tuple[str, ...]) -> str | None:
     return found
 
 
+# ---- drivers ----
+
+
+_KINDS = (FileNotFoundError, FileExistsError, PermissionError, TimeoutError)
+
+
+def store_of(path: str) -> tuple[Any, str]:
+    """The file system of fsspec's that has a path or a URL, and the path there.
+
+    Raises:
+        ValueError: fsspec knows no such protocol.
+        ImportError: the package that reaches it is not installed; the message says which.
+        OSError: the store cannot be reached.
+    """
+    is_s3 = path.startswith(("s3://", "s3a://"))
+    try:
+        with extra("s3", "it needs s3fs") if is_s3 else nullcontext():
+            store, place = fsspec.core.url_to_fs(path, **options_of(path))
+    except ImportError as error:
+        raise ImportError(f"{shown(path)}: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{shown(path)}: {hidden(str(error), path)}") from _quotable(error, path)
+    except Exception as error:  # as many kinds as there are drivers
+        raise os_error(path, error) from _quotable(error, path)
+    return store, str(place)
+
+
+@contextmanager
+def driven(path: str) -> Iterator[None]:
+    """Translates the exceptions of a driver.
+
+    Raises:
+        OSError: it has raised one, of any class; the message names the path or URL.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise os_error(path, error) from _quotable(error, path)
+
+
+def os_error(path: str, error: Exception) -> OSError:
+    """A driver's error as an OSError that names the path or URL, without a password."""
+    kind, said = next((each for each in _KINDS if isinstance(error, each)), OSError), str(error)
+    if not isinstance(error, OSError):
+        said = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    named = kind(f"{shown(path)}: {hidden(said, path)}")
+    named.errno = getattr(error, "errno", None)
+    return named
+
+
+def _quotable(error: Exception, path: str) -> Exception | None:
+    """A driver's error as a cause that a traceback prints; None where that has a password."""
+    link: BaseException | None = error
+    while link is not None:
+        if hidden(str(link), path) != str(link):
+            return None
+        link = link.__cause__ or link.__context__
+    return error
+
+
 # ---- remote place ----
 
 
 _OBJECTS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "oci", "memory"})
 _CONDITIONS = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "412", "409"})
-_KINDS = (FileNotFoundError, FileExistsError, PermissionError, TimeoutError)
 
 T = TypeVar("T")
 
@@ -167,16 +233,7 @@ class RemotePlace:
     def __init__(self, url: str) -> None:
         scheme, _, rest = url.partition("://")
         self.path = f"{scheme}://{rest.rstrip('/')}"
-        driver = extra("s3", "it needs s3fs") if scheme == "s3" else nullcontext()
-        try:
-            with driver:
-                self._store, self._root = fsspec.core.url_to_fs(self.path, **options_of(self.path))
-        except ImportError as error:
-            raise ImportError(f"{self}: {error}") from error
-        except ValueError as error:
-            raise ValueError(f"{self}: {hidden(str(error))}") from _quotable(error)
-        except Exception as error:  # as many kinds as there are drivers
-            raise _os_error(self, error) from _quotable(error)
+        self._store, self._root = store_of(self.path)
         kinds = self._store.protocol
         self._kinds = frozenset((kinds,) if isinstance(kinds, str) else kinds)
 
@@ -224,10 +281,8 @@ class RemotePlace:
 
     def _call(self, call: Callable[[], T]) -> T:
         """Calls the store, and translates the exceptions of its driver."""
-        try:
+        with driven(self.path):
             return call()
-        except Exception as error:
-            raise _os_error(self, error) from _quotable(error)
 
     # ---- reading ----
 
@@ -387,26 +442,6 @@ class RemotePlace:
 
     def tidy(self) -> None:
         """Does nothing: stopped writers leave only files."""
-
-
-def _os_error(place: RemotePlace, error: Exception) -> OSError:
-    """A driver's error as an OSError that names the place."""
-    kind, said = next((each for each in _KINDS if isinstance(error, each)), OSError), str(error)
-    if not isinstance(error, OSError):
-        said = f"{type(error).__name__}: {said}"
-    named = kind(f"{place}: {hidden(said)}")
-    named.errno = getattr(error, "errno", None)
-    return named
-
-
-def _quotable(error: Exception) -> Exception | None:
-    """A driver's error as a cause that a traceback prints; None where that has a password."""
-    link: BaseException | None = error
-    while link is not None:
-        if hidden(str(link)) != str(link):
-            return None
-        link = link.__cause__ or link.__context__
-    return error
 
 
 def _refused_condition(error: OSError) -> bool:
