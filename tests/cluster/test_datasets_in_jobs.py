@@ -244,3 +244,56 @@ def test_one_file_is_enough_for_two_trainers(processes: Processes, mode: str) ->
         assert sorted(sum(found[f"train {kind}"], [])) == list(range(41)), found
         assert sorted(found[f"test {kind}"]) == [[0, 1, 2, 3], [4, 5, 6, 7, 8]], found
     assert len(found["train InMemoryDataset"]) == 2
+
+
+RESUMED = """
+import json, sys
+from pathlib import Path
+import torch
+from trainer import fleet
+
+kind, first = sys.argv[1], not Path("position").exists()
+strategy = fleet.DistributedStrategy()
+strategy.a_sync = True
+fleet.init(strategy=strategy)
+model = fleet.distributed_model(torch.nn.Linear(1, 1))
+optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+dataset = getattr(fleet, kind)()
+dataset.init(batch_size=4, parser="csv", use_var=[fleet.Slot("id")])
+dataset.set_filelist(["one.csv.gz"])
+if kind == "InMemoryDataset":
+    dataset.load_into_memory()
+if not first:
+    fleet.load("saved")
+    dataset.load_state_dict(json.loads(Path("position").read_text()))
+for number, batch in enumerate(dataset, 1):
+    model(batch["id"].float()[:, None]).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print("seen", json.dumps([0, batch["id"].tolist()]), flush=True)
+    if first and number == 3:
+        fleet.save("saved")
+        if fleet.is_first_worker():
+            Path("position").write_text(json.dumps(dataset.state_dict()))
+        break
+fleet.finish()
+"""
+
+
+@pytest.mark.long  # test_leased_files, in one process, stands for it
+@pytest.mark.parametrize("kind", ["QueueDataset", RARE("InMemoryDataset")])
+def test_a_pass_over_one_file_goes_on_with_fewer_trainers(processes: Processes, kind: str) -> None:
+    """Two trainers share a file, save in the middle of the pass, and leave; one goes on: each
+    sample is given once.
+    """
+    rows = "".join(f"{n}\n" for n in range(41))
+    (processes.path / "one.csv.gz").write_bytes(gzip.compress(("id\n" + rows).encode()))
+    (processes.path / "script.py").write_text(RESUMED)
+    found = list[list[int]]()
+    for trainers in ("2", "1"):
+        launch = ("-m", "pserver", "launch", "--servers", "1", "--trainers", trainers)
+        started = processes.python(trainers, *launch, "script.py", kind)
+        assert started.status(patience=200) == 0, started.lines
+        found.append([n for batches in seen(started.lines).values() for n in sum(batches, [])])
+
+    assert len(found[0]) == 24 and sorted(sum(found, [])) == list(range(41)), found

@@ -180,8 +180,10 @@ class _Passes:
         pieces = dataset.all_pieces()
         if not pieces:
             return iter(())
-        # of few pieces each trainer gets samples, not pieces
-        if leases.stripes or len(pieces) < dataset.place[1]:
+        # of few pieces each trainer gets samples, not pieces; with another number of trainers a
+        # pass continues as it began
+        by_samples = bool(leases.stripes) or leases.counts(number)
+        if len(pieces) < dataset.place[1] if by_samples is None else by_samples:
             return self._striped(leases, number, pieces, after)
         size, drop_last, prefetch = dataset.batching
         epoch = epoch_of(number, self._counts.name, pieces, size, drop_last)

@@ -17,6 +17,7 @@ from pserver.leases.epoch import Epoch, Lease, Range
 from pserver.leases.table import EpochEnd, LeaseAsked
 from trainer.communicator.communicator import Communicator
 from trainer.samplers.saves import Saves
+from transpiler.files import bounded_json
 from transpiler.plan.plan import Plan
 from transpiler.strategy.strategy import DistributedStrategy
 
@@ -79,6 +80,17 @@ class SampleLeases:
         self._last[loader] = epoch.number
         if before is not None and before != epoch.number:
             self.skip(before)
+
+    def counts(self, number: int) -> bool | None:
+        """Whether the samples of an epoch were counted when it began; None: it has not begun, here
+        or in the job that this one continues.
+        """
+        with self._asking:
+            table = bounded_json.loads(self.communicator.clients[0].leases.state())
+        for each in table["epochs"]:
+            if each["epoch"]["number"] == number:
+                return bool(each["epoch"]["samples"])
+        return None
 
     def skip(self, number: int) -> None:
         """Skips the samples of an epoch that this trainer still holds: no step consumes them."""

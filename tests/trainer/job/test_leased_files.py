@@ -339,3 +339,46 @@ def test_a_wrong_line_is_told_once(
 
     assert batches.wrong_lines == 1
     assert caplog.text.count("left out 1 wrong lines") == 1
+
+
+MANY = 99  # trainers: more than there are pieces
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "a_sync"),
+    [(MANY, 1, True), (1, MANY, True), (1, 1, False)],
+    ids=["fewer", "more", "async"],
+)
+def test_a_pass_goes_on_with_another_number_of_trainers(
+    server: Server,
+    files: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    before: int,
+    after: int,
+    a_sync: bool,
+) -> None:
+    """Also where they outnumbered the pieces of the files and do no more, or do since; and where
+    they do not wait for one another any more.  Each sample is in one step.
+    """
+    saved, seen, state = str(tmp_path / "kept"), list[int](), dict[str, int]()
+    for trainers, mode in ((before, a_sync), (after, True)):
+        step = begin(server, a_sync=mode)
+        if state:
+            fleet.load(saved)
+        batches = dataset(files)
+        batches.load_state_dict(state or {"batches": 0})
+        monkeypatch.setattr("trainer.job.datasets.JobTrainers.part", lambda _, of=trainers: (0, of))
+        for number, batch in enumerate(batches, 1):
+            step(batch["n"])
+            seen += batch["n"].tolist()
+            if number == 5 and not state:
+                fleet.save(saved)
+                state = batches.state_dict()
+                break
+        whole = accounts(server)[0]
+        fleet.finish()
+
+    assert whole == Account(SAMPLES, SAMPLES, 0, 0, over=True, handed_back=whole.handed_back)
+    assert state == {"batches": 5, "batch_size": 4, "pass": 0}
+    assert sorted(seen) == list(range(SAMPLES))
