@@ -643,8 +643,8 @@ def layout_of(plan: Plan, states: States) -> dict[str, WholeTensor]:
     return found
 
 
-def write_rest(
-    writer: checkpoint.Writer,
+def write(
+    path: str,
     rest: Rest,
     parts: Sequence[Saved],
     layout: Mapping[str, WholeTensor],
@@ -667,8 +667,9 @@ def write_rest(
             name: dict(known) | dict(rest.stepped.get(name, ([], {}))[1])
             for name, known in tables.items()
         }
-    writer.parts(parts, layout)
-    writer.tensors(rest.tensors)
-    for name, (chunks, _) in rest.stepped.items():
-        writer.chunks(f"{name}@trainer", chunks)
-    return writer.commit(meta)
+    with checkpoint.writing(path) as writer:
+        writer.parts(parts, layout)
+        writer.tensors(rest.tensors)
+        for name, (chunks, _) in rest.stepped.items():
+            writer.chunks(f"{name}@trainer", chunks)
+        return writer.commit(meta)

@@ -149,7 +149,8 @@ def _value(each: _Input, given: Any, number: int) -> Tensor:
     try:
         value = given.detach() if isinstance(given, Tensor) else torch.from_numpy(np.array(given))
     except (TypeError, ValueError):  # of texts, or of lists of different lengths
-        raise TypeError(f"{what}: expected numbers, got {given!r}") from None
+        kind = type(given).__name__
+        raise TypeError(f"{what}: expected numbers, in lists of one length, got {kind}") from None
     sizes = (-1,) if each.sizes is None else each.sizes
     free = [size for size in sizes if not isinstance(size, int)]
     if free:

@@ -7,7 +7,10 @@ to the bit those of Python, and ids of texts: see :mod:`pserver.table.xxh3`.
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
 from io import StringIO
 from typing import Any
 
@@ -15,9 +18,19 @@ import numpy as np
 
 from pserver.table.string_ids import string_ids
 from pserver.table.xxh3 import hash_long, hashed
-from trainer.data.batches import Array, Column
-from trainer.data.lines import LineFormat, Lines, Parsed, buffer_of
+from trainer.data.batches import Array, Ragged, samples_at, samples_of
+from trainer.data.lines import (
+    LineFormat,
+    Lines,
+    Parsed,
+    WrongLine,
+    buffer_of,
+    described,
+    is_number,
+    rows_with,
+)
 from trainer.data.pieces import (
+    LONGEST_LINE,
     Piece,
     Slot,
     blocks_of,
@@ -60,9 +73,10 @@ def fills_of(format: str, fill: Fill | None, fields: Mapping[str, Slot]) -> dict
             raise ValueError(f"{format}: fill: no slot or column of use_var is {name!r}")
         for column, slot in mine.items():
             kinds = (str, bytes) if slot.text else (int,) if slot.whole else (int, float)
-            if not isinstance(value, kinds) or isinstance(value, bool):
-                raise TypeError(f"{format}: fill: {name!r}: expected {slot.kind}, got {value!r}")
-            if isinstance(value, int) and slot.whole and not -(2**63) <= value < 2**63:
+            right = isinstance(value, kinds) and not isinstance(value, bool)
+            if right and not slot.text:
+                right = -(2**63) <= value < 2**63 if slot.whole else math.isfinite(value)
+            if not right:
                 raise TypeError(f"{format}: fill: {name!r}: expected {slot.kind}, got {value!r}")
             found[column] = int(string_ids([value])[0]) if slot.text else value
     return found
@@ -83,11 +97,9 @@ def texts_of(array: Any) -> tuple[Array, Array]:
 # ---- csv ----
 
 
-BOM = b"\xef\xbb\xbf"
 HEAD_BYTES = 2**16  # that have a file's first row
 LOOKED_AT = 2**20  # bytes at a file's beginning, which show whether fields have line breaks
 BLOCK_BYTES = 2**20  # that pyarrow divides at once: they stay in a core's cache
-LONGEST_ROW = 2**26  # bytes: more of them are a quote that nothing closes
 
 
 class CsvLines(LineFormat):
@@ -142,9 +154,11 @@ class CsvLines(LineFormat):
         self.slots, self._columns, groups = tuple(slots), tuple(columns), dict(groups or {})
         if not slots:
             raise ValueError("csv: expected use_var, the columns to read, got none")
-        if len(delimiter.encode()) != 1 or delimiter in '\r\n"':
+        if isinstance(columns, str) or not all(isinstance(each, str) for each in columns):
+            raise TypeError(f"csv: columns: expected the names of columns, got {columns!r}")
+        if not _is_byte(delimiter) or delimiter in '\r\n"':
             raise ValueError(f"csv: delimiter: expected one character, got {delimiter!r}")
-        if quote is not None and (len(quote.encode()) != 1 or quote in f"\r\n{delimiter}"):
+        if quote is not None and (not _is_byte(quote) or quote in f"\r\n{delimiter}"):
             raise ValueError(f"csv: quote: expected one character or None, got {quote!r}")
         if line_breaks is not None and not isinstance(line_breaks, bool):
             raise TypeError(f"csv: line_breaks: expected True, False or None, got {line_breaks!r}")
@@ -155,6 +169,11 @@ class CsvLines(LineFormat):
         self._marks = ord(delimiter), ord(quote) if quote else -1
         self._wanted = [(slot, _names(slot, groups)) for slot in slots]
         fields = {name: slot for slot, names in self._wanted for name in names}
+        for name in fields if columns else ():
+            if self._columns.count(name) != 1:
+                raise ValueError(
+                    f"csv: columns: expected {name!r} once, got {', '.join(self._columns)}"
+                )
         self._fill = fills_of("csv", fill, fields)
         self.head_lines = 0 if columns else 1
 
@@ -194,11 +213,8 @@ class CsvLines(LineFormat):
         """
         whole = self._breaks is not False and _is_whole(piece)
         number, rest, head = 0, b"", 0 if piece.begin else self.head_lines
-        first = not piece.begin
         for block in blocks_of(piece):
             text = rest + block
-            if first:
-                text, first = text.removeprefix(BOM), False
             text, rest = self._cut(text, whole, piece, number)
             if head and text:
                 rows, cut, _, second = rows_of(buffer_of(text), *self._marks, 1)
@@ -221,7 +237,7 @@ class CsvLines(LineFormat):
         _, cut, broken, _ = rows_of(buffer_of(text), *self._marks, -1)
         if broken >= 0 and not whole:
             self._refuse(piece, number + text[:broken].count(b"\n"), "which is open at its end")
-        if len(text) - cut > LONGEST_ROW:
+        if len(text) - cut > LONGEST_LINE:
             self._refuse(piece, number + text[:cut].count(b"\n"), "which nothing closes soon")
         return text[:cut], text[cut:]
 
@@ -249,9 +265,8 @@ class CsvLines(LineFormat):
         """
         if self._columns:
             return list(self._columns)
-        text = head.removeprefix(BOM)
-        rows, cut, _, second = rows_of(buffer_of(text), *self._marks, 1)
-        line = text[: second if rows > 1 else cut or None].strip(b"\r\n")
+        rows, cut, _, second = rows_of(buffer_of(head), *self._marks, 1)
+        line = head[: second if rows > 1 else cut or None].strip(b"\r\n")
         try:
             lines = StringIO(line.decode(), newline="")
         except UnicodeDecodeError:
@@ -312,11 +327,18 @@ class CsvLines(LineFormat):
         """
         names = [name for _, names in self._wanted for name in names]
         for name in names:
-            if columns.count(name) != 1:
-                raise ValueError(
-                    f"expected one column {name!r}, got the columns {', '.join(columns)}; a file "
-                    "without labels is read with slots without the label"
-                )
+            if (many := columns.count(name)) == 1:
+                continue
+            # others may be no names: a file whose first line has none begins with a sample
+            near = [each for each in columns if each.lower() == name.lower()]
+            near = near or get_close_matches(name, columns, 1, 0.8)
+            got = f"{many} of this name" if many else f"{len(columns)} others"
+            like = f" (one is {near[0]!r})" if near and not many else ""
+            raise ValueError(
+                f"expected one column {name!r} in the first line, got {got}{like}: columns=[...] "
+                "names them where no line does; a file without labels is read with slots without "
+                "the label"
+            )
         return names
 
     def _table(
@@ -371,6 +393,10 @@ class CsvLines(LineFormat):
         return f"expected {expected} fields with {by} between them, got {got}"
 
 
+def _is_byte(given: Any) -> bool:
+    return isinstance(given, str) and len(given.encode()) == 1
+
+
 def _names(slot: Slot, groups: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """The columns of a slot."""
     names = tuple(groups.get(slot.name, (slot.name,)))
@@ -421,30 +447,18 @@ def _put(
 def _hard(cell: bytes) -> float:
     """A float that only Python reads exactly; a NaN where it is none."""
     cell = cell.strip(b" \t")
-    return float(cell) if not cell.strip(b"+-.0123456789eE") and _is_float(cell) else np.nan
-
-
-def _is_float(cell: bytes) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
+    return float(cell) if is_number(cell) else np.nan
 
 
 def _why(fields: Sequence[tuple[int, str, Slot, Array]], table: Any, wrong: Array, row: int) -> str:
     """The reason why a row is wrong; never with what it holds."""
     place, name, slot, _ = fields[int(wrong[row]) - 1]
-    cell = table.column(str(place))[row].as_py().strip(b" \t")
-    if not cell:
-        got = f"an empty field; fill={{{name!r}: ...}} says what it stands for"
-    elif not _is_float(cell):
-        got = "text"
-    elif slot.whole:
-        got = "another number"
-    else:
-        got = "an infinity or a NaN"
-    return f"{name}: expected {slot.kind}, got {got}"
+    got = described(table.column(str(place))[row].as_py(), slot.whole)
+    return f"{name}: expected {slot.kind}, got {got}{_filled(name) if 'empty' in got else ''}"
+
+
+def _filled(name: str) -> str:
+    return f"; fill={{{name!r}: ...}} says what it stands for"
 
 
 # ---- parquet ----
@@ -454,8 +468,9 @@ class ParquetRows:
     """Rows of Parquet files: slots by the names of columns; lists are ragged, or dense where all
     have one length.
 
-    A null is wrong, unless ``fill`` says what it is.  ``read`` gives a piece's samples; wrong rows
-    are never left out, as a Parquet file has no lines that could be torn.
+    A row is wrong, as a line of a text is, where it has an infinity, a NaN, another number of
+    values than its slot, or a null, unless ``fill`` says what a null is.  A column of another type
+    is an error.  Rows are numbered from 1 in messages.
 
     Args:
         slots: which columns to read.
@@ -490,8 +505,9 @@ class ParquetRows:
             OSError: the file cannot be read, or is no Parquet file.
             ValueError: it has no row.
         """
-        with opened(path) as file:
-            groups = self._file(file).num_row_groups
+        size_of(path)  # there may be a folder, or nothing
+        with self._file(path) as file:
+            groups = file.num_row_groups
         if not groups:
             raise ValueError(f"{shown(path)}: expected rows, got a Parquet file without any")
         return [Piece(path, group, group + 1) for group in range(groups)]
@@ -499,75 +515,118 @@ class ParquetRows:
     def read(self, piece: Piece, skip: bool) -> Parsed:
         """The samples of a group of rows.
 
+        Args:
+            skip: leave wrong rows out, and count them.
+
         Raises:
+            WrongLine: a row is wrong, and ``skip`` is not set.
             OSError: the file cannot be read.
-            ValueError: it lacks a column, or a column holds something else than its slot.
+            ValueError: it lacks a column, or has two of its name, or one of another type.
         """
         names = [slot.name for slot in self.slots]
-        with opened(piece.path) as file:
-            source = self._file(file)
-            known = source.schema_arrow.names
+        with self._file(piece.path) as file:
+            known = file.schema_arrow.names
             for name in names:
-                if name not in known:
+                if known.count(name) != 1:
                     raise ValueError(
-                        f"{piece.shown}: expected a column {name!r}, got {', '.join(known)}"
+                        f"{piece.shown}: expected one column {name!r}, got {', '.join(known)}"
                     )
-            table = source.read_row_group(piece.begin, names, use_threads=False)
+            table = file.read_row_group(piece.begin, names, use_threads=False)
+            before = sum(file.metadata.row_group(each).num_rows for each in range(piece.begin))
+        wrong = _WrongRows(table.num_rows)
+        found = [self._column(slot, table.column(slot.name), piece, wrong) for slot in self.slots]
+        said = ""
+        if wrong.first is not None:
+            row, why = wrong.first
+            said = f"{piece.shown}, row {1 + before + row}: {why}"
+            if not skip:
+                raise WrongLine(said)
+            found = [_rows_of(*each, np.flatnonzero(~wrong.rows)) for each in found]
         columns = {
-            slot.name: self._column(slot, table.column(slot.name), piece) for slot in self.slots
+            slot.name: slot.column(*each) for slot, each in zip(self.slots, found, strict=True)
         }
-        return Parsed([columns] if table.num_rows else [])
+        return Parsed([columns] if samples_of(columns) else [], int(wrong.rows.sum()), said)
 
     def why_nothing(self, path: str) -> str:
         """See :meth:`trainer.data.lines.LineFormat.why_nothing`."""
+        for piece in self.pieces(path):
+            try:
+                self.read(piece, skip=False)
+            except WrongLine as error:
+                return f"no row is right; {str(error).removeprefix(f'{piece.shown}, ')}"
         return "its groups of rows are empty"
 
     def count(self, piece: Piece, skip: bool) -> int:
-        """The number of rows of a group, from the file's metadata.
+        """The number of samples of a group of rows; where a wrong row is an error, that of rows,
+        from the file's metadata.
 
         Raises:
-            OSError: the file cannot be read.
+            OSError, ValueError: see :meth:`read`.
         """
-        with opened(piece.path) as file:
-            return int(self._file(file).metadata.row_group(piece.begin).num_rows)
+        if skip:
+            return self.read(piece, skip).samples
+        with self._file(piece.path) as file:
+            return int(file.metadata.row_group(piece.begin).num_rows)
 
-    def _file(self, file: Any) -> Any:
-        try:
-            return self._arrow.parquet.ParquetFile(file)
-        except self._arrow.ArrowInvalid as error:
-            raise OSError(f"expected a Parquet file, got: {error}") from None
+    @contextmanager
+    def _file(self, path: str) -> Iterator[Any]:
+        """A Parquet file of pyarrow's.
 
-    def _column(self, slot: Slot, chunked: Any, piece: Piece) -> Column:
-        types, array = self._arrow.types, _chunk(chunked)
+        Raises:
+            OSError: it cannot be read, or is none.
+        """
+        with opened(path) as file:
+            try:
+                yield self._arrow.parquet.ParquetFile(file)
+            except self._arrow.ArrowException as error:
+                raise OSError(f"expected a Parquet file, got: {error}") from None
+
+    def _column(
+        self, slot: Slot, chunked: Any, piece: Piece, wrong: _WrongRows
+    ) -> tuple[Array, Array]:
+        """The values of all rows, and int64 [rows], how many each has.
+
+        Args:
+            wrong: gets those that are wrong; what stands in their places does not matter.
+
+        Raises:
+            ValueError: the column has another type than the slot.
+        """
+        types, array, fill = self._arrow.types, _chunk(chunked), self._fill.get(slot.name)
+        if types.is_fixed_size_list(array.type):
+            array = array.cast(self._arrow.list_(array.type.value_type))
+        counts, values = np.broadcast_to(np.int64(1), len(array)), array
         if types.is_large_list(array.type) or types.is_list(array.type):
             counts = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-            nulls, values = array.null_count, array.flatten()
-        else:
-            counts, values, nulls = np.ones(len(array), np.int64), array, 0
+            counts, values = counts.astype(np.int64), array.flatten()
+            wrong.add(_nulls(array), f"{slot.name}: expected {slot.values}, got a null")
         indices = None
         if types.is_dictionary(values.type):
             indices, values = values.indices, values.dictionary
-        wrong = ""
-        fill = self._fill.get(slot.name)
-        empty = values.null_count or (indices is not None and indices.null_count)
-        if nulls or (empty and fill is None):
-            wrong = "a null"
-        elif not self._fits(slot, values.type):
-            wrong = f"{array.type}"
-        elif slot.width is not None and not (counts == max(slot.width, 1)).all():
-            wrong = f"{counts[counts != max(slot.width, 1)][0]} values"
-        if wrong:
+        if types.is_null(values.type):  # a column where nothing is has no other type
+            values = values.cast(self._arrow.string() if slot.text else self._arrow.int64())
+        if not self._fits(slot, values.type):
             kind = "texts" if slot.text else "whole numbers" if slot.whole else "numbers"
             raise ValueError(
-                f"{piece.shown}, row group {piece.begin}, column {slot.name!r}: expected {kind}, "
-                f"{slot.values} in each row, got {wrong}"
+                f"{piece.shown}, column {slot.name!r}: expected {kind}, got {array.type}"
             )
-        numbers = _numbers(slot, values, fill)
+        if slot.width is not None and (others := counts != max(slot.width, 1)).any():
+            got = counts[others.argmax()]
+            wrong.add(others, f"{slot.name}: expected {slot.values}, got {got}")
+        numbers, empty = _numbers(slot, values, fill), _nulls(values)
         if indices is not None:
             places = indices.fill_null(0).to_numpy(zero_copy_only=False)
-            numbers = numbers[places] if len(numbers) else np.zeros(len(places), slot.array)
-            numbers[_nulls(indices)] = fill or 0
-        return slot.column(numbers, counts.astype(np.int64))
+            if not len(numbers):  # all are null
+                numbers, empty = np.zeros(1, slot.array), np.ones(1, np.bool_)
+            numbers, empty = numbers[places], empty[places] | _nulls(indices)
+            numbers[empty] = fill or 0
+        if fill is None and empty.any():
+            why = f"{slot.name}: expected {slot.kind}, got a null{_filled(slot.name)}"
+            wrong.add(rows_with(empty, counts), why)
+        if slot.array != "int64" and not (finite := np.isfinite(numbers)).all():
+            why = f"{slot.name}: expected {slot.kind}, got an infinity or a NaN"
+            wrong.add(rows_with(~finite, counts), why)
+        return numbers, counts
 
     def _fits(self, slot: Slot, kind: Any) -> bool:
         """Whether a column of this type of pyarrow's has the values of a slot."""
@@ -582,6 +641,35 @@ class ParquetRows:
         )
 
 
+class _WrongRows:
+    """The wrong rows of a group.
+
+    Attributes:
+        rows: bool [rows]: whether each is one.
+        first: the first one, from 0, and the reason; None: all are right.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.rows = np.zeros(rows, np.bool_)
+        self.first: tuple[int, str] | None = None
+
+    def add(self, rows: Array, why: str) -> None:
+        """Adds rows, bool [rows]."""
+        if not rows.any():
+            return
+        self.rows |= rows
+        row = int(rows.argmax())
+        if self.first is None or row < self.first[0]:
+            self.first = row, why
+
+
+def _rows_of(values: Array, counts: Array, rows: Array) -> tuple[Array, Array]:
+    """The values of some rows, and the number of each one's."""
+    found = samples_at({"": Ragged.of(values, counts)}, rows)[""]
+    assert isinstance(found, Ragged), "as it was"
+    return found.values, found.counts
+
+
 def _nulls(array: Any) -> Array:
     found: Array = array.is_null().to_numpy(zero_copy_only=False)
     return found
@@ -593,6 +681,7 @@ def _numbers(slot: Slot, values: Any, fill: Any) -> Array:
         found = hashed(*texts_of(values))
     else:
         zero = values.type.to_pandas_dtype()(0)
-        found = np.array(values.fill_null(zero)).astype(slot.array)
+        with np.errstate(over="ignore"):  # it is an infinity then
+            found = np.array(values.fill_null(zero)).astype(slot.array)
     found[_nulls(values)] = fill or 0
     return found

@@ -21,13 +21,14 @@ from trainer.data.arrow import CsvLines, ParquetRows
 from trainer.data.batches import Array, Column, Columns
 from trainer.data.data_feed_desc import DataFeedDesc
 from trainer.data.lines import (
-    SHOWN_BYTES,
     LineFormat,
     Lines,
     Parsed,
     buffer_of,
+    described,
     exact,
-    quoted,
+    is_number,
+    only_finite,
     why_of_fields,
 )
 from trainer.data.pieces import Piece, Slot
@@ -101,7 +102,7 @@ class CriteoLines(LineFormat):
 
 class MultiSlotLines(LineFormat):
     """Lines like ``3 17 4 99 1 0.5``: the slots in their order, each with a count before its
-    values.
+    values.  Infinities and NaNs are wrong.
 
     Args:
         slots: all those of a line, in its order.  A dense slot has as many values in each line.
@@ -132,7 +133,9 @@ class MultiSlotLines(LineFormat):
 
     def parse(self, text: bytes, skip: bool, head: bytes) -> Lines:
         """See :meth:`LineFormat.parse`."""
-        counts = np.empty((text.count(b"\n"), len(self._line)), np.int64)
+        lines = text.count(b"\n")
+        counts = np.empty((lines, len(self._line)), np.int64)
+        numbers = np.empty(lines, np.int64)
         whole = np.empty(len(text) // 2 + 1, np.int64)
         hard = np.empty(1 + len(whole), np.int64)
         hard[0] = 0
@@ -141,6 +144,7 @@ class MultiSlotLines(LineFormat):
             self._floats,
             self._widths,
             counts,
+            numbers,
             whole,
             hard,
             skip,
@@ -155,7 +159,7 @@ class MultiSlotLines(LineFormat):
             given = values if slot.whole else exact(values, hard, text)
             columns[slot.name] = slot.column(given, own)
         why = self._why(text[begin:end], place) if wrong else ""
-        return Lines(columns, wrong, first, why)
+        return only_finite(self.slots, Lines(columns, wrong, first, why), numbers[:right])
 
     def _why(self, line: bytes, place: int) -> str:
         """The reason why a line is wrong, found word by word."""
@@ -165,18 +169,42 @@ class MultiSlotLines(LineFormat):
         if place == len(self._line):
             return f"expected {place} slots, got {len(words) - at} words after them"
         slot = self._line[place]
-        kind = "whole number of 64 bits" if slot.whole else "number"
-        expected = f"slot {slot.name!r}: expected a count and {slot.values}, each a {kind}"
-        got = b" ".join(words[at:])
-        return f"{expected}, got {quoted(got) if got else 'nothing'}"
+        return (
+            f"slot {slot.name!r}: expected a count and {slot.values}, each {slot.kind}, got "
+            f"{_got(slot, words[at:])}"
+        )
+
+
+def _got(slot: Slot, words: Sequence[bytes]) -> str:
+    """What stands in the place of a slot, without what it holds.
+
+    Args:
+        words: from the slot's count to the line's end.
+    """
+    if not words:
+        return "nothing"
+    count, *values = words
+    if not count.isdigit():
+        return f"{described(count)} as the count"
+    many = int(count[:19])  # no line has more
+    if slot.width is not None and many != max(slot.width, 1):
+        return "another count"
+    if len(values) < many:
+        return f"{len(values)} words after a larger count"
+    right = _is_whole if slot.whole else is_number
+    wrong = next((value for value in values[:many] if not right(value)), b"")
+    return described(wrong) if wrong else "other bytes between them"
+
+
+def _is_whole(word: bytes) -> bool:
+    digits = word.removeprefix(b"-")
+    return digits.isdigit() and (len(digits) < 19 or -(2**63) <= int(word) < 2**64)
 
 
 # ---- python lines ----
 #
 # A parser of the script's own: a function from a line to its slots' values.
 
-
-SHOWN_VALUES = 3  # of a sample, in a message
 
 Parser = Callable[[str], "Mapping[str, Any] | None"]
 
@@ -205,19 +233,42 @@ class PythonLines(LineFormat):
 
     def parse(self, text: bytes, skip: bool, head: bytes) -> Lines:
         """See :meth:`LineFormat.parse`."""
-        rows, wrong, first, why = list[list[Any]](), 0, -1, ""
+        rows, numbers, wrong, first, why = list[list[Any]](), list[int](), 0, -1, ""
         for number, line in enumerate(text.split(b"\n")[:-1]):
             try:
-                given = self._parser(line.decode().removesuffix("\r"))
-                if given is not None:
-                    rows.append([_values(slot, _given(slot, given)) for slot in self.slots])
-            except (ValueError, KeyError, IndexError, TypeError) as error:
+                row = self._row(line)
+            except _Unfit as error:
                 if not wrong:
-                    first, why = number, f"{type(error).__name__}: {_cut(str(error))}"
+                    first, why = number, str(error)
                 wrong += 1
                 if not skip:
                     break
-        return Lines(self._columns(rows), wrong, first, why)
+            else:
+                if row is not None:
+                    rows.append(row)
+                    numbers.append(number)
+        found = Lines(self._columns(rows), wrong, first, why)
+        return only_finite(self.slots, found, np.array(numbers, np.int64))
+
+    def _row(self, line: bytes) -> list[Any] | None:
+        """The values of each slot in a line; None: the parser leaves it out.
+
+        Raises:
+            _Unfit: the line is wrong.
+        """
+        try:
+            text = line.decode().removesuffix("\r")
+        except UnicodeDecodeError:
+            raise _Unfit("expected a line in UTF-8, got other bytes") from None
+        try:
+            given = self._parser(text)
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise _Unfit(f"the parser raised {_raised(error)}") from None
+        if given is None:
+            return None
+        if not isinstance(given, Mapping):
+            raise _Unfit(f"expected a dict or None from the parser, got {type(given).__name__}")
+        return [_values(slot, given) for slot in self.slots]
 
     def _columns(self, rows: Sequence[Sequence[Any]]) -> Columns:
         if not rows:
@@ -229,39 +280,43 @@ class PythonLines(LineFormat):
         return found
 
 
-def _given(slot: Slot, sample: Any) -> Any:
-    """The parser's value for a slot."""
-    if not isinstance(sample, Mapping):
-        raise TypeError(f"expected a dict or None from the parser, got {_shown(sample)}")
+class _Unfit(Exception):
+    """A line that the script's parser, or its slots, do not take: why, with nothing of the line."""
+
+
+def _raised(error: Exception) -> str:
+    """An exception of the parser, without its text, which may quote the line."""
+    place = error.__traceback__ and error.__traceback__.tb_next  # behind the call
+    if place is None:
+        return type(error).__name__
+    file = os.path.basename(place.tb_frame.f_code.co_filename)
+    return f"{type(error).__name__} in line {place.tb_lineno} of {file}"
+
+
+def _values(slot: Slot, sample: Mapping[str, Any]) -> Array:
+    """A slot's values in one line.
+
+    Raises:
+        _Unfit: the parser gave no such slot, or something else for it.
+    """
     if slot.name not in sample:
-        raise ValueError(f"slot {slot.name!r}: expected it in {list(sample)}")
-    return sample[slot.name]
-
-
-def _shown(given: Any) -> str:
-    """A parser's values for a message; of many only their number and the first ones."""
-    if isinstance(given, Sequence) and not isinstance(given, str) and len(given) > SHOWN_VALUES:
-        first = ", ".join(repr(each)[:SHOWN_BYTES] for each in given[:SHOWN_VALUES])
-        return f"{len(given)} values: {first}, ..."
-    return _cut(repr(given), SHOWN_BYTES)
-
-
-def _cut(text: str, most: int = 3 * SHOWN_BYTES) -> str:
-    return text if len(text) <= most else f"{text[:most]} ..."
-
-
-def _values(slot: Slot, given: Any) -> Any:
-    """A slot's values in one line."""
-    if slot.text:
-        given = string_ids([given] if isinstance(given, str | bytes) else given).numpy()
-    values = np.atleast_1d(np.asarray(given, None if len(np.atleast_1d(given)) else slot.array))
+        raise _Unfit(f"slot {slot.name!r}: expected it in the parser's dict, got none")
+    given = sample[slot.name]
+    kind = "texts" if slot.text else "whole numbers" if slot.whole else "numbers"
+    try:
+        if slot.text:
+            given = string_ids([given] if isinstance(given, str | bytes) else given).numpy()
+        values = np.atleast_1d(np.asarray(given, None if len(np.atleast_1d(given)) else slot.array))
+    except (ValueError, TypeError, OverflowError):
+        raise _Unfit(f"slot {slot.name!r}: expected {kind}, got other values") from None
     if slot.width is not None and values.shape != (max(slot.width, 1),):
-        raise ValueError(f"slot {slot.name!r}: expected {slot.values}, got {_shown(given)}")
-    whole = slot.array == "int64"
-    if values.ndim != 1 or values.dtype.kind not in ("iub" if whole else "iubf"):
-        kind = "whole numbers" if whole else "numbers"
-        raise ValueError(f"slot {slot.name!r}: expected {kind}, got {_shown(given)}")
-    return values.astype(slot.array)
+        got = f"{len(values)} values" if values.ndim == 1 else f"values of shape {values.shape}"
+        raise _Unfit(f"slot {slot.name!r}: expected {slot.values}, got {got}")
+    if values.ndim != 1 or values.dtype.kind not in ("iub" if slot.array == "int64" else "iubf"):
+        got = "text" if values.dtype.kind in "US" else f"values of type {values.dtype}"
+        raise _Unfit(f"slot {slot.name!r}: expected {kind}, got {got}")
+    with np.errstate(over="ignore"):  # it is an infinity then
+        return values.astype(slot.array)
 
 
 # ---- formats ----

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.data.batches import Array, Columns, part, samples_of
+from trainer.data.batches import Array, Columns, Ragged, part, samples_at, samples_of
 from trainer.data.pieces import Piece, Slot, blocks_of, lines_before, pieces_of
-
-SHOWN_BYTES = 60  # of a wrong field, in a message
 
 
 class WrongLine(ValueError):
-    """A line that does not fit its format: the message has the file, the line's number, what was
-    expected and what was found.
+    """A line that does not fit its format: the message has the file, the line's number and the
+    reason, and nothing of what the line holds, as messages go into logs.
     """
 
 
@@ -191,10 +189,29 @@ def buffer_of(text: bytes) -> Array:
     return np.frombuffer(text, np.uint8)
 
 
-def quoted(field: bytes) -> str:
-    """A field for a message."""
-    text = field[:SHOWN_BYTES].decode("utf-8", "replace")
-    return repr(text) + (" ..." if len(field) > SHOWN_BYTES else "")
+def described(field: bytes, whole: bool = True) -> str:
+    """What a wrong field is, in words that have nothing of it.
+
+    Args:
+        whole: whether not every number would be right.
+    """
+    if not field.strip(b" \t\r"):
+        return "an empty field"
+    if not is_number(field):
+        return "text"
+    return "another number" if whole else "an infinity or a NaN"
+
+
+def is_number(field: bytes) -> bool:
+    """Whether a field is a number for Python; without the underscores that it takes."""
+    text = field.strip(b" \t\r").lower()
+    if text.lstrip(b"+-") not in (b"nan", b"inf", b"infinity") and text.strip(b"+-.0123456789e"):
+        return False
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def why_of_fields(line: bytes, delimiter: bytes, expected: list[str], place: int) -> str:
@@ -208,7 +225,45 @@ def why_of_fields(line: bytes, delimiter: bytes, expected: list[str], place: int
     if len(fields) != len(expected):
         by = {b"\t": "tabs", b",": "commas"}.get(delimiter, repr(delimiter.decode()))
         return f"expected {len(expected)} fields with {by} between them, got {len(fields)}"
-    return f"{expected[place]}, got {quoted(fields[place])}"
+    return f"{expected[place]}, got {described(fields[place])}"
+
+
+def rows_with(marks: Array, counts: Array) -> Array:
+    """bool [samples]: whether one of a sample's values is marked.
+
+    Args:
+        marks: bool [values], those of a sample side by side.
+        counts: int64 [samples]: the number of values of each.
+    """
+    rows = np.repeat(np.arange(len(counts)), counts)[marks]
+    found: Array = np.bincount(rows, minlength=len(counts)) > 0
+    return found
+
+
+def only_finite(slots: Sequence[Slot], found: Lines, numbers: Array) -> Lines:
+    """The lines without those that have an infinity or a NaN in a slot: these are wrong ones.
+
+    Args:
+        found: lines that are right otherwise; of a slot of floats a column may have any.
+        numbers: int64 [samples]: of each right line, from 0.
+    """
+    wrong, first, why = np.zeros(len(numbers), np.bool_), found.first, found.why
+    for slot in slots:
+        column = found.columns[slot.name]
+        values = column.values if isinstance(column, Ragged) else column.reshape(-1)
+        if slot.array == "int64" or (finite := np.isfinite(values)).all():
+            continue
+        dense = np.full(len(numbers), max(slot.width or 0, 1), np.int64)
+        mine = rows_with(~finite, column.counts if isinstance(column, Ragged) else dense)
+        number = int(numbers[mine.argmax()])
+        if first < 0 or number < first:
+            first = number
+            why = f"slot {slot.name!r}: expected a finite number, got an infinity or a NaN"
+        wrong |= mine
+    if not wrong.any():
+        return found
+    columns = samples_at(found.columns, np.flatnonzero(~wrong))
+    return Lines(columns, found.wrong + int(wrong.sum()), first, why)
 
 
 def exact(values: Array, hard: Array, text: bytes) -> Array:

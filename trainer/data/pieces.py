@@ -16,20 +16,21 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from gzip import BadGzipFile
 from typing import IO, Any, Protocol
 from zipfile import BadZipFile
 
-import fsspec
 import numpy as np
+from fsspec.compression import compr
 from fsspec.core import has_magic
 from fsspec.utils import infer_compression
 
 from pserver.extras import extra
-from pserver.storage.remote import hidden, options_of
+from pserver.storage.remote import driven, os_error, store_of
 from trainer.collective.elastic_group import ElasticGroup
 from trainer.collective.process_groups import ProcessGroups
 from trainer.data.batches import Array, Column, Ragged
-from transpiler.files.files import shown
+from transpiler.files.files import is_url, shown
 
 # ---- slots ----
 #
@@ -101,7 +102,8 @@ class Slot:
 
     def column(self, values: Array, counts: Array) -> Column:
         """The column of these values, of which each sample has ``counts``."""
-        values = values.astype(self.array, copy=False)
+        with np.errstate(over="ignore"):  # it is an infinity then, which formats look for
+            values = values.astype(self.array, copy=False)
         if self.width is None:
             return Ragged.of(values, counts)
         return values if self.width == 0 else values.reshape(-1, self.width)
@@ -152,8 +154,11 @@ def _slot(given: Any) -> Slot:
 
 PIECE_BYTES = 16 * 2**20
 BLOCK_BYTES = 8 * 2**20  # that are parsed at once
+BOM = b"\xef\xbb\xbf"  # the mark of the byte order of UTF-8, of which no sample is made
+LONGEST_LINE = 2**26  # bytes: where more have no end of a line, there are no samples
 _AHEAD = 2**16  # read at once to find the end of a piece's last line
-TORN = (EOFError, zlib.error, lzma.LZMAError, BadZipFile, OSError)  # of what is compressed
+_FETCHED = 2**21  # bytes that are fetched of a URL beyond what is wanted: for the next ones
+_TORN = (EOFError, zlib.error, lzma.LZMAError, BadZipFile, OSError)  # of what is compressed
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,59 +205,117 @@ def opened(path: str) -> Iterator[IO[bytes]]:
 
     Raises:
         OSError: it cannot be read, or its compressed bytes are torn.
-        ImportError: it ends in .zst, and pyarrow is not installed.
+        ImportError: it ends in .zst, and pyarrow is not installed; or the package that reaches its
+            URL is not installed.
     """
-    how = None if _is_zstd(path) else "infer"
     arrow = pyarrow(f"{shown(path)}: a file that ends in .zst") if _is_zstd(path) else None
+    unpacked = compr[None if arrow else infer_compression(path)]
+    store, place = store_of(path)
     try:
-        with fsspec.open(path, "rb", compression=how, **options_of(path)) as file:
+        with (
+            store.open(place, "rb", block_size=_FETCHED) as raw,
+            unpacked(raw, mode="r") as file,
+        ):
             yield file if arrow is None else arrow.CompressedInputStream(file, "zstd")
     except FileNotFoundError:
-        raise FileNotFoundError(f"{shown(path)}: there is no such file") from None
-    except TORN as error:
-        raise OSError(f"{shown(path)}: {hidden(str(error)) or type(error).__name__}") from None
+        raise _missing(path) from None
+    except IsADirectoryError:
+        raise _folder(path) from None
+    except BadGzipFile:  # its text quotes bytes
+        raise OSError(f"{shown(path)}: expected what gzip has made, got other bytes") from None
+    except ValueError:  # of what is read, not of a driver
+        raise
+    except Exception as error:
+        if "://" in path or isinstance(error, _TORN):
+            raise os_error(path, error) from None
+        raise
+
+
+def _missing(path: str) -> FileNotFoundError:
+    where = ": is its bucket or host there, and is the path right?" if "://" in path else ""
+    return FileNotFoundError(f"{shown(path)}: there is no such file{where}")
+
+
+def _folder(path: str) -> IsADirectoryError:
+    each = f"{shown(path).rstrip('/')}/*"
+    return IsADirectoryError(
+        f"{shown(path)}: expected a file, got a folder: {each} names its files"
+    )
 
 
 def files_at(paths: Iterable[str]) -> list[str]:
     """The files that paths name: a path or a URL with ``*``, ``?`` or ``[`` is a pattern, unless a
     file has this name, and stands for the files that match it, in the order of their names.
 
+    Stores are asked anew, whatever their drivers remember of earlier calls.
+
     Raises:
         FileNotFoundError: no file matches a pattern.
+        ValueError: a path is empty, or a URL that has lost a slash, or is of an unknown protocol.
+        ImportError, OSError: a URL's driver is not installed, or the store cannot be reached.
     """
     found = list[str]()
     for path in paths:
-        if not has_magic(path) or path.startswith(("http://", "https://")):  # "?" begins a query
+        if path.startswith(("http://", "https://")):  # "?" begins a query
             found.append(path)
             continue
-        store, pattern = fsspec.core.url_to_fs(path, **options_of(path))
-        if store.isfile(pattern):
+        if not (is_url(path) or has_magic(path)):
             found.append(path)
             continue
-        matches = [each for each in sorted(store.glob(pattern)) if store.isfile(each)]
+        store, pattern = store_of(path)
+        store.invalidate_cache()
+        if not has_magic(path):
+            found.append(path)
+            continue
+        try:
+            with driven(path):
+                if store.isfile(pattern):
+                    found.append(path)
+                    continue
+                matches = [each for each in sorted(store.glob(pattern)) if store.isfile(each)]
+        except FileNotFoundError as error:  # of a bucket
+            raise FileNotFoundError(f"{error}: expected one with files that match") from None
         if not matches:
             raise FileNotFoundError(f"{shown(path)}: no file matches it")
-        if "://" in path:
-            found += [store.unstrip_protocol(each) for each in matches]
-        else:  # as it is written: absolute, or from the present folder on
-            here = "" if os.path.isabs(path) else os.getcwd() + os.sep
-            found += [each.removeprefix(here) for each in matches]
+        found += [_as_written(path, pattern, each) for each in matches]
     return found
+
+
+def _as_written(path: str, pattern: str, match: str) -> str:
+    """A file that matches, as the pattern was written: with its protocol, host and user; a path on
+    this machine is absolute, or from the present folder on.
+
+    Args:
+        path: the pattern as the script gave it.
+        pattern: the same for the store.
+    """
+    if "::" in path:
+        raise ValueError(
+            f"{shown(path)}: expected a pattern in one store, got a URL within a URL: list its "
+            "files one by one"
+        )
+    if "://" in path:
+        return path.removesuffix(pattern) + match
+    return match if os.path.isabs(path) else match.removeprefix(os.getcwd() + os.sep)
 
 
 def size_of(path: str) -> int:
     """The number of bytes of a file.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be read; it is a folder, or its store does not tell its size.
     """
-    if "://" not in path:
-        return os.path.getsize(path)
+    store, place = store_of(path)
     try:
-        store, place = fsspec.core.url_to_fs(path, **options_of(path))
-        return int(store.size(place))
+        with driven(path):
+            found = store.info(place)
     except FileNotFoundError:
-        raise FileNotFoundError(f"{shown(path)}: there is no such file") from None
+        raise _missing(path) from None
+    if found["type"] == "directory":
+        raise _folder(path)
+    if found.get("size") is None:
+        raise OSError(f"{shown(path)}: expected a file of a known size, got one without")
+    return int(found["size"])
 
 
 def is_compressed(path: str) -> bool:
@@ -316,10 +379,12 @@ def blocks_of(piece: Piece, most: int = BLOCK_BYTES) -> Iterator[bytes]:
 
     Raises:
         OSError: it cannot be read, or ends before the piece does.
+        ValueError: a line has more than ``LONGEST_LINE`` bytes.
     """
     with opened(piece.path) as opened_file:
         file = _Lines(opened_file, max(0, piece.begin - 1))
         rest, left = b"", None if piece.end is None else piece.end - piece.begin
+        at_begin = not piece.begin
         if piece.begin:  # a line that began before belongs to the piece before
             before = _to_line_end(file, left)
             if before is None:
@@ -333,13 +398,17 @@ def blocks_of(piece: Piece, most: int = BLOCK_BYTES) -> Iterator[bytes]:
             left = None if left is None else left - len(block)
             text = rest + block
             if left == 0 and not text.endswith(b"\n"):
-                text += _line_rest(file)
+                text += _line_rest(file, piece)
+            if at_begin and (len(text) >= len(BOM) or not BOM.startswith(text)):
+                text, at_begin = text.removeprefix(BOM), False
             cut = text.rfind(b"\n") + 1
+            if len(text) - cut > LONGEST_LINE:
+                raise _endless(piece)
             if cut:
                 yield text[:cut] if cut < len(text) else text
             rest = text[cut:]
         if rest:
-            yield rest + (b"" if rest.endswith(b"\n") else _line_rest(file))
+            yield rest + (b"" if rest.endswith(b"\n") else _line_rest(file, piece))
 
 
 def _to_line_end(file: _Lines, left: int | None) -> tuple[bytes, int] | None:
@@ -365,15 +434,29 @@ def _check_end(left: int | None) -> None:
         raise OSError(f"expected {left} more bytes: it has become shorter since its size was read")
 
 
-def _line_rest(file: _Lines) -> bytes:
-    """The rest of the line, with its end."""
-    found = b""
+def _line_rest(file: _Lines, piece: Piece) -> bytes:
+    """The rest of the line, with its end.
+
+    Raises:
+        ValueError: it has more than ``LONGEST_LINE`` bytes.
+    """
+    found, size = list[bytes](), 0
     while block := file.read(_AHEAD):
         place = block.find(b"\n")
         if place >= 0:
-            return found + block[: place + 1]
-        found += block
-    return found + b"\n"
+            return b"".join([*found, block[: place + 1]])
+        found.append(block)
+        size += len(block)
+        if size > LONGEST_LINE:
+            raise _endless(piece)
+    return b"".join([*found, b"\n"])
+
+
+def _endless(piece: Piece) -> ValueError:
+    return ValueError(
+        f"{piece.shown}: expected lines of at most {LONGEST_LINE >> 20} MB, got a longer one: is "
+        "it a text, and is its name right?"
+    )
 
 
 def lines_before(piece: Piece) -> int:

@@ -452,7 +452,14 @@ def multislot_slot(
 
 @kernel
 def multislot_lines(
-    text: Array, floats: Array, widths: Array, counts: Array, out: Array, hard: Array, skip: bool
+    text: Array,
+    floats: Array,
+    widths: Array,
+    counts: Array,
+    numbers: Array,
+    out: Array,
+    hard: Array,
+    skip: bool,
 ) -> Result:
     """MultiSlot: for each slot a count, and that many values; see the module's docstring.
 
@@ -460,6 +467,7 @@ def multislot_lines(
         floats: uint8 [slots]: whose values are floats.
         widths: int64 [slots]: the number of values that each sample must have; -1: any number.
         counts: int64 [lines, slots], written.
+        numbers: int64 [lines], written: of each right line, from 0.
         out: int64 [words], written: the values of all slots in the order of the text; floats by
             their bits.
     """
@@ -478,6 +486,7 @@ def multislot_lines(
             slot += 1
         after = after_spaces(text, after)
         if count >= 0 and text[after] == NEWLINE:
+            numbers[row] = line
             row, at, place = row + 1, after + 1, written
         else:
             stop = line_end(text, at)

@@ -90,7 +90,7 @@ def test_a_program_takes_what_it_gives() -> None:
         ([([1, 2, 3, 4], 1), ([1, 2, 3, 4],)], ValueError, "sample 1: expected 2 values .image"),
         ([([1, 2, 3], 1)], ValueError, r"'image': expected float32 \[2, 2\], got int64 \[3\]"),
         ([([1, 2, 3, 4], 1.5)], ValueError, r"'label': expected int64 \[\], got float64 \[\]"),
-        ([([1, 2, 3, 4], "a")], TypeError, "sample 0, input 'label': expected numbers, got 'a'"),
+        ([([1, 2, 3, 4], "a")], TypeError, "sample 0, input 'label': .* numbers, .* got str$"),
         ([([[1, 2], [3]], 1)], TypeError, "input 'image': expected numbers"),
         ([5], TypeError, "sample 0: expected a tuple, got int"),
     ],

@@ -213,16 +213,13 @@ def many(line: str) -> dict[str, list[int]]:
 def test_a_wrong_line_is_told_in_short_and_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By file, line and what is wrong, without all of its numbers; not at each pass again."""
+    """By file, line and what is wrong, without what it holds; not at each pass again."""
     path = tmp_path / "a"
     path.write_text("x\ny\n")
     slots = [Slot("ids", width=26)]
     with pytest.raises(WrongLine) as raised:
         dataset(fleet.QueueDataset, [path], parser=many, use_var=slots)
-    assert str(raised.value) == (
-        f"{path}, line 1: ValueError: slot 'ids': expected 26 values, got 25 values: "
-        f"{2**62}, {2**62 + 1}, {2**62 + 2}, ..."
-    )
+    assert str(raised.value) == (f"{path}, line 1: slot 'ids': expected 26 values, got 25 values")
 
     path.write_text("1 1\n1 x\n")
     made = fleet.QueueDataset()
@@ -233,5 +230,5 @@ def test_a_wrong_line_is_told_in_short_and_once(
             assert len(list(made)) == 1 and made.wrong_lines == 1
     assert [each.getMessage() for each in caplog.records] == [
         f"left out 1 wrong lines, the first: {path}, line 2: slot 'id': expected a count and "
-        "1 value, each a whole number of 64 bits, got '1 x'"
+        "1 value, each a whole number of 64 bits, got text"
     ]

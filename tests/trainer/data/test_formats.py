@@ -90,11 +90,11 @@ def test_floats_are_exact(tmp_path: Path) -> None:
     (piece,) = CsvLines([Slot("x", "float64")]).pieces(str(csv))
     parsed = CsvLines([Slot("x", "float64")]).read(piece, skip=True)
     one = joined(parsed.blocks)["x"]
-    two = read(MultiSlotLines([Slot("x", "float64", 2)]), slots)["x"]
+    two = read(MultiSlotLines([Slot("x", "float64", 2)]), slots, skip=True)["x"]
 
     finite = expected[np.isfinite(expected)]
     assert isinstance(one, np.ndarray) and isinstance(two, np.ndarray)
-    assert np.ascontiguousarray(two[:, 0]).tobytes() == expected.tobytes()
+    assert np.ascontiguousarray(two[:, 0]).tobytes() == finite.tobytes()
     assert one.tobytes() == finite.tobytes() and parsed.wrong == len(expected) - len(finite) > 0
     assert parsed.first == f"{csv}, line 10: x: expected a number, got an infinity or a NaN"
 
@@ -177,6 +177,7 @@ def test_an_empty_field_is_filled_where_it_is_named(tmp_path: Path) -> None:
         ({"n": 0.5}, TypeError, "'n': expected a whole number of 64 bits, got 0.5"),
         ({"n": 2**63}, TypeError, "'n': expected a whole number of 64 bits"),
         ({"x": "0"}, TypeError, "'x': expected a number, got '0'"),
+        ({"x": math.nan}, TypeError, "'x': expected a number, got nan"),
     ):
         with pytest.raises(kind, match=why):
             CsvLines(slots, groups=groups, fill=wrong)
@@ -347,7 +348,7 @@ def test_parquet_has_lists(tmp_path: Path) -> None:
     assert (ids.values.tolist(), ids.bounds.tolist()) == ([1, 2, 3], [0, 2, 2, 3])
     assert found["x"].tolist() == [[1, 2], [3, 4], [5, 6]]
     assert [form.count(piece, False) for piece in form.pieces(str(path))] == [2, 1]
-    with pytest.raises(ValueError, match="row group 0, column 'ids': expected whole .* 1 value"):
+    with pytest.raises(WrongLine, match="a.parquet, row 1: ids: expected 1 value, got 2$"):
         read(format_of("parquet", [Slot("ids")]), path)
 
 
@@ -371,9 +372,9 @@ def test_texts_have_the_same_ids_in_each_format(tmp_path: Path) -> None:
     assert all(found[name].tolist() == expected for name in "abc")
     assert found["d"].tolist() == string_ids([*words[1:], "none"]).tolist()
     assert isinstance(found["list"], Ragged) and found["list"].values.tolist() == expected
-    with pytest.raises(ValueError, match="column 'd': expected texts, .* got a null"):
+    with pytest.raises(WrongLine, match="row 5: d: expected text, got a null; fill={'d'"):
         read(format_of("parquet", slots), path)
-    with pytest.raises(ValueError, match="column 'a': expected whole numbers, .* got string"):
+    with pytest.raises(ValueError, match="column 'a': expected whole numbers, got string"):
         read(format_of("parquet", [Slot("a")]), path)
     lines = tmp_path / "lines"
     lines.write_text("\n".join(words))
@@ -398,8 +399,58 @@ def test_a_null_is_filled_where_it_is_named(tmp_path: Path) -> None:
     found = read(ParquetRows(slots, fill={"i": 3, "x": 0.5, "b": 0}), path)
 
     assert [found[name].tolist() for name in "ixb"] == [[1 - 2**63, 3], [0.5, 1], [0, 1]]
-    with pytest.raises(ValueError, match="column 'x': expected numbers, .* got a null"):
+    with pytest.raises(WrongLine, match="a.parquet, row 1: x: expected a number, got a null; fill"):
         read(ParquetRows(slots, fill={"i": 3, "b": 0}), path)
+    parquet.write_table(arrow.table({"i": [None, None], "x": [1, 2]}), path)
+    assert read(ParquetRows(slots[:1], fill={"i": 3}), path)["i"].tolist() == [3, 3]
+
+
+INF, NAN = math.inf, math.nan
+ROWS: list[tuple[Slot, list[Any], list[int], str]] = [
+    (Slot("x", "float32"), [1, NAN, 2, INF], [0, 2], "a number, got an infinity or a NaN"),
+    (Slot("x", "float32"), [1, 1e39, 2, -INF], [0, 2], "a number, got an infinity or a NaN"),
+    (Slot("x", "float64", 2), [[1, 2], [1, NAN], [3, 4]], [0, 2], "a number, got an inf"),
+    (Slot("x", "float64", None), [[], [1, NAN], [3]], [0, 2], "a number, got an inf"),
+    (Slot("x", "float32", 2), [[1, 2], [1], [3, 4]], [0, 2], "2 values, got 1"),
+    (Slot("x", "float32", None), [[1], None, []], [0, 2], "any number of values, got a null"),
+    (Slot("x", width=None), [[1], [2, None], []], [0, 2], "a whole number of 64 bits, got a null"),
+    (Slot("x"), [1, None, 3], [0, 2], "a whole number of 64 bits, got a null; fill={'x': ...}"),
+    (Slot("x", "string"), ["a", None, ""], [0, 2], "text, got a null; fill={'x': ...}"),
+]
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "dictionary"])
+@pytest.mark.parametrize(("slot", "values", "right", "why"), ROWS)
+def test_a_wrong_row_is_named(
+    slot: Slot, values: list[Any], right: list[int], why: str, packed: bool, tmp_path: Path
+) -> None:
+    """As a wrong line is: by file, row and reason; or it is left out, and counted, with what it has
+    in other columns.
+    """
+    arrow = pytest.importorskip("pyarrow", reason="pserver[data] is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path, column = tmp_path / "a.parquet", arrow.array(values)
+    if packed and slot.width == 0:
+        column = column.dictionary_encode()
+    elif packed and slot.width == 2 and why[0] == "a":
+        column = column.cast(arrow.list_(arrow.float64(), 2))
+    table = arrow.table({"n": list(range(len(values))), "x": column})
+    form = ParquetRows([Slot("n"), slot])
+    for size in (1, 5):
+        parquet.write_table(table, path, row_group_size=size)
+        pieces = form.pieces(str(path))
+        parsed = [form.read(piece, skip=True) for piece in pieces]
+        found = joined([block for each in parsed for block in each.blocks])
+
+        assert found["n"].tolist() == right  # type: ignore[union-attr]  # dense
+        assert [form.count(piece, True) for piece in pieces] == [each.samples for each in parsed]
+        assert sum(form.count(piece, False) for piece in pieces) == len(values)
+        assert sum(each.wrong for each in parsed) == len(values) - len(right)
+        assert sum((each.blocks for each in parsed), []) and len(found["x"]) == len(right)
+        with pytest.raises(WrongLine) as raised:
+            read(form, path)
+        assert str(raised.value).startswith(f"{path}, row 2: x: expected {why}")
+        assert str(raised.value) == next(each.first for each in parsed if each.first)
 
 
 def even(line: str) -> dict[str, int] | None:
@@ -440,29 +491,88 @@ def test_parquet_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
             format_of(parser, [Slot("ids")])
 
 
+def nonfinite(line: str) -> dict[str, list[float]]:
+    """A parser that gives what floats can be."""
+    return {"x": [0.5, float(line)]}
+
+
 RIGHT = criteo_line(random.Random(2))
+FIELDS = RIGHT.split("\t")
+SECRET = "s3cr3t"  # what a wrong line holds, and no message may have
+X, REAL, MANY = (Slot("x"),), (Slot("x", "float32"),), (Slot("x", width=None),)
 WRONG = [
-    ("criteo", (), RIGHT, RIGHT.replace(RIGHT[0], "2", 1), "label: expected 0 or 1, got '2'"),
+    ("criteo", (), RIGHT, "2" + RIGHT[1:], "label: expected 0 or 1, got another number$"),
+    ("criteo", (), RIGHT, RIGHT[1:], "label: expected 0 or 1, got an empty field$"),
     ("criteo", (), RIGHT, RIGHT + "\t1", "expected 40 fields with tabs between them, got 41"),
-    ("criteo", (), RIGHT, "", "expected 40 fields with tabs between them, got 1"),
-    ("csv", (Slot("x"),), "1", "1.5", "x: expected a whole number of 64 bits, got another number$"),
-    ("csv", (Slot("x"),), "1", '""', "x: expected a whole number of 64 bits, got an empty field;"),
-    ("csv", (Slot("x"),), "1", "2e0", "x: expected a whole .* bits, got another number$"),
-    ("csv", (Slot("x"),), "1", "1 2", "x: expected a whole number of 64 bits, got text$"),
-    ("csv", (Slot("x"),), "1", "18446744073709551616", "x: .*, got another number$"),
-    ("csv", (Slot("x", "float32"),), "1", "1e39", "x: .*, got an infinity or a NaN$"),
-    ("csv", (Slot("x", "float32"),), "1", " -Infinity", "x: expected a number, got an inf"),
+    ("criteo", (), RIGHT, SECRET, "expected 40 fields with tabs between them, got 1$"),
+    (
+        *("criteo", (), RIGHT, "\t".join([*FIELDS[:3], SECRET, *FIELDS[4:]])),
+        "number 3: expected a whole number, got text$",
+    ),
+    (
+        *("criteo", (), RIGHT, "\t".join([*FIELDS[:39], SECRET])),
+        "category 26: expected at most 8 hexadecimal digits, got text$",
+    ),
+    ("csv", X, "1", "1.5", "x: expected a whole number of 64 bits, got another number$"),
+    ("csv", X, "1", '""', "x: expected a whole number of 64 bits, got an empty field;"),
+    ("csv", X, "1", "2e0", "x: expected a whole .* bits, got another number$"),
+    ("csv", X, "1", "1 2", "x: expected a whole number of 64 bits, got text$"),
+    ("csv", X, "1", SECRET, "x: expected a whole number of 64 bits, got text$"),
+    ("csv", X, "1", "18446744073709551616", "x: .*, got another number$"),
+    ("csv", REAL, "1", "1e39", "x: .*, got an infinity or a NaN$"),
+    ("csv", REAL, "1", " -Infinity", "x: expected a number, got an inf"),
+    ("csv", REAL, "1", "1_000", "x: expected a number, got text$"),
     ("csv", (Slot("x", "string"),), "1", '""', r"x: expected text, got an empty .* fill=\{'x': "),
-    ("csv", (Slot("x"),), "1", "1,2", "expected 1 fields with commas between them, got 2"),
-    ("csv", (Slot("x", "float32"),), "1", "1.2.3", "x: expected a number, got text$"),
-    ("multislot", (Slot("x", width=None),), "1 5", "2 5", "slot 'x': .*any number.*, got '2 5'"),
-    ("multislot", (Slot("x"), Slot("y")), "1 5 1 6", "1 5 1 x", "slot 'y': .*got '1 x'"),
-    ("multislot", (Slot("x"),), "1 5", "1 5 1 6", "expected 1 slots, got 2 words after them"),
-    ("multislot", (Slot("x"),), "1 5", "1 99999999999999999999", "slot 'x': .* 64 bits"),
-    ("multislot", (Slot("x", "float32"),), "1 .5", "1.5", "slot 'x': .*, got '1.5'"),
-    (pairs, PAIRS, "1 5", "1 x", "ValueError: invalid literal"),
-    (uneven, (Slot("x"),), "1", "", r"ValueError: slot 'x': expected it in \['y'\]"),
-    (uneven, (Slot("x"),), "1", "list", r"TypeError: .* dict or None .*, got \['list'\]"),
+    ("csv", X, "1", "1,2", "expected 1 fields with commas between them, got 2"),
+    ("csv", REAL, "1", "1.2.3", "x: expected a number, got text$"),
+    (
+        "multislot",
+        MANY,
+        "1 5",
+        "2 5",
+        "slot 'x': .*, got 1 words after a larger count$",
+    ),
+    ("multislot", (Slot("x"), Slot("y")), "1 5 1 6", f"1 5 1 {SECRET}", "slot 'y': .*got text$"),
+    ("multislot", (Slot("x"), Slot("y")), "1 5 1 6", "1 5", "slot 'y': .*got nothing$"),
+    ("multislot", X, "1 5", "1 5 1 6", "expected 1 slots, got 2 words after them"),
+    ("multislot", X, "1 5", "2 5 6", "slot 'x': .*got another count$"),
+    ("multislot", X, "1 5", SECRET, "slot 'x': .*got text as the count$"),
+    ("multislot", X, "1 5", "9" * 5000, "slot 'x': .*got another count$"),
+    ("multislot", X, "1 5", "1 99999999999999999999", "slot 'x': .* 64 bits, got another number$"),
+    ("multislot", X, "1 5", "1 5\x0b1", "slot 'x': .* 64 bits, got other bytes between them$"),
+    ("multislot", REAL, "1 .5", "1.5", "slot 'x': .*, got another number as the count$"),
+    ("multislot", REAL, "1 .5", "1 nan", "slot 'x': expected a finite number, got an inf.* NaN$"),
+    ("multislot", REAL, "1 .5", "1 1e39", "slot 'x': expected a finite number, got an inf"),
+    (
+        *("multislot", (Slot("x", "float64", None), Slot("y")), "0 1 5", "2 3 -1e400 1 5"),
+        "slot 'x': expected a finite number, got an infinity or a NaN$",
+    ),
+    (
+        pairs,
+        PAIRS,
+        "1 5",
+        f"1 {SECRET}",
+        r"the parser raised ValueError in line \d+ of test_.*py$",
+    ),
+    (
+        pairs,
+        PAIRS,
+        "1 5",
+        "nan 5",
+        "slot 'label': expected a finite number, got an inf",
+    ),
+    (pairs, PAIRS, "1 5", "1 9e99", "the parser raised ValueError"),
+    (
+        pairs,
+        PAIRS,
+        "1 5",
+        "1 " + "9" * 30,
+        "slot 'ids': expected whole numbers, got values",
+    ),
+    (pairs, PAIRS, "1 5", "1 \udcff", "expected a line in UTF-8, got other bytes$"),
+    (nonfinite, (Slot("x", "float32", 2),), "1", "1e39", "slot 'x': expected a finite number, got"),
+    (uneven, X, "1", "", "slot 'x': expected it in the parser's dict, got none$"),
+    (uneven, X, "1", "list", "expected a dict or None from the parser, got list$"),
 ]
 
 
@@ -478,17 +588,18 @@ def test_a_wrong_line_is_named(
     why: str,
     most: int,
 ) -> None:
-    """The message has the file, the line, what was expected and what was got; or lines are left
-    out, and counted.
+    """The message has the file, the line, what was expected and what was got, and nothing of what
+    the line holds; or lines are left out, and counted.
     """
     monkeypatch.setattr("trainer.data.pieces.pieces_of.__defaults__", (most,))
     head, path = (["x"] if parser == "csv" else []), tmp_path / "day.txt"
     lines = [*head, right, right, wrong, right, wrong, right]
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join(lines) + "\n", errors="surrogateescape")
     form = format_of(parser, slots)
 
-    with pytest.raises(WrongLine, match=rf"{path}, line {3 + len(head)}: {why}"):
+    with pytest.raises(WrongLine, match=rf"{path}, line {3 + len(head)}: {why}") as raised:
         read(form, path)
+    assert SECRET not in str(raised.value) and raised.value.__context__ is None
     parsed = [form.read(piece, skip=True) for piece in form.pieces(str(path))]
 
     assert sum(each.wrong for each in parsed) == 2
@@ -527,23 +638,87 @@ def test_a_pattern_is_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         files_at(["d-*"])
 
 
-def test_torn_gzip_is_said(tmp_path: Path) -> None:
-    """A compressed file that ends early is an error that names it."""
-    path = tmp_path / "a.gz"
-    path.write_bytes(gzip.compress(b"1 5\n" * 1000)[:-12])
+TORN: dict[str, tuple[str, bytes, str]] = {
+    "gzip that ends early": (
+        "a.gz",
+        gzip.compress(b"1 5\n" * 1000)[:-12],
+        "EOFError: Compressed file",
+    ),
+    "gzip without its sum": ("a.gz", gzip.compress(b"1 5\n")[:-4], "EOFError: Compressed file"),
+    "gzip of another sum": ("a.gz", gzip.compress(b"1 5\n")[:-8] + bytes(8), "expected what gzip"),
+    "no gzip": ("a.gz", b"1 5\n", "expected what gzip has made, got other bytes$"),
+    "more behind gzip": ("a.gz", gzip.compress(b"1 5\n") + b"1 5\n", "expected what gzip has made"),
+    "no byte of gzip": ("a.gz", b"", "expected compressed bytes, got an empty file"),
+    "no xz": ("a.xz", b"1 5\n", ""),
+    "no bzip2": ("a.bz2", b"1 5\n", ""),
+    "no zip": ("a.zip", b"1 5\n", ""),
+    "no zst": ("a.zst", b"1 5\n", "ZSTD decompress failed"),
+    "no byte of zst": ("a.zst", b"", "expected compressed bytes, got an empty file"),
+}
 
-    with pytest.raises(OSError, match="a.gz: "):
-        read(MultiSlotLines([Slot("x")]), path)
+
+@pytest.mark.parametrize("what", TORN)
+def test_torn_bytes_of_each_kind_are_said(what: str, tmp_path: Path) -> None:
+    """Whatever compressed them, and where nothing is left of them; the message names the file, and
+    quotes none of its bytes.
+    """
+    name, content, why = TORN[what]
+    path = tmp_path / name
+    path.write_bytes(content)
+    for skip in (False, True):
+        with pytest.raises(OSError, match=f"{name}: {why}") as raised:
+            read(MultiSlotLines([Slot("x")]), path, skip)
+        assert "1 5" not in str(raised.value)
 
 
-def test_torn_bytes_of_each_kind_are_said(tmp_path: Path) -> None:
-    """Whatever compressed them, and where nothing is left of them."""
-    for ending, text in ((".xz", b"1 5\n"), (".bz2", b"1 5\n"), (".zip", b"1 5\n"), (".gz", b"")):
-        path = tmp_path / f"a{ending}"
-        path.write_bytes(text)
+@pytest.mark.parametrize("parser", ["csv", "multislot", "parquet"])
+def test_a_folder_and_nothing_are_no_files(parser: str, tmp_path: Path) -> None:
+    """Each is said with its path, and what to write for the files of a folder."""
+    (tmp_path / "a.gz").mkdir()
+    form = format_of(parser, [Slot("x")])
+    for name in ("a", "a.gz"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        with pytest.raises(IsADirectoryError, match=rf"{name}: expected a file.*{name}/\* names"):
+            read(form, tmp_path / name)
+        with pytest.raises(FileNotFoundError, match=f"none{name}: there is no such file$"):
+            read(form, tmp_path / f"none{name}")
 
-        with pytest.raises(OSError, match=f"a{ending}: "):
-            read(MultiSlotLines([Slot("x")]), path)
+
+@pytest.mark.parametrize("text", ["9" * 300, f"1{'9' * 300}\n1\n", f'"{"9" * 300}\n\n"\n1\n'])
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_no_line_is_endless(
+    text: str, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is no text, or a quote that nothing closes, fills no memory."""
+    monkeypatch.setattr("trainer.data.pieces.LONGEST_LINE", 99)
+    monkeypatch.setattr("trainer.data.arrow.LONGEST_LINE", 99)
+    monkeypatch.setattr("trainer.data.pieces._AHEAD", 16)
+    monkeypatch.setattr("trainer.data.pieces.blocks_of.__defaults__", (32,))
+    path = tmp_path / f"a.csv{ending}"
+    content = f"x\n1\n{text}".encode()
+    path.write_bytes(gzip.compress(content) if ending else content)
+    for skip in (False, True):
+        with pytest.raises(ValueError, match=r"a.csv.*: expected (lines of at|fields that)"):
+            read(CsvLines([Slot("x")]), path, skip)
+
+
+@pytest.mark.parametrize(
+    ("parser", "slots", "lines"),
+    [
+        ("csv", X, ["x", "1", "2"]),
+        ("multislot", X, ["1 5", "1 6"]),
+        ("criteo", (), [RIGHT, RIGHT]),
+        (pairs, PAIRS, ["1 5", "0 6"]),
+    ],
+)
+def test_a_mark_of_the_byte_order_is_no_part_of_a_line(
+    parser: Any, slots: tuple[Slot, ...], lines: list[str], tmp_path: Path
+) -> None:
+    """In whatever format, and in whatever pieces."""
+    form, path = format_of(parser, slots), tmp_path / "a"
+    path.write_text("\ufeff" + "\n".join(lines), encoding="utf-8")
+    for most in (1, 2, 5, 10_000):
+        assert sum(form.read(piece, False).samples for piece in pieces_of(str(path), most)) == 2
 
 
 @pytest.mark.parametrize("left", [0, 5, 25])
@@ -567,8 +742,9 @@ def test_a_file_that_becomes_shorter_is_said(tmp_path: Path, left: int) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (b"y\n1\n", "a.csv: expected one column 'x', got the columns y"),
-        (b"x,y,x\n1,2,3\n", "a.csv: expected one column 'x', got the columns x, y, x"),
+        (b"s3cr3t\n1\n", "a.csv: expected one column 'x' in the first line, got 1 others: columns"),
+        (b"X,y\n1,2\n", r"one column 'x' in the first line, got 2 others \(one is 'X'\): columns"),
+        (b"x,y,x\n1,2,3\n", "a.csv: expected one column 'x' in the first line, got 2 of this name"),
         ("x,y\n1,2\n".encode("utf-16"), "a.csv: expected the columns' names in UTF-8, got other"),
         (b"\xe9,x\n1,2\n", "a.csv: expected the columns' names in UTF-8, got other"),
     ],
@@ -578,8 +754,9 @@ def test_a_wrong_head_is_said(tmp_path: Path, text: bytes, said: str) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(text)
 
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=said) as raised:
         read(CsvLines([Slot("x")]), path, skip=True)
+    assert SECRET not in str(raised.value)
 
 
 def test_no_count_is_beyond_its_line(tmp_path: Path) -> None:
@@ -607,11 +784,18 @@ def test_wrong_settings_are_named() -> None:
         ("arff", (), "expected one of criteo, csv, multislot, parquet, tsv, got 'arff'"),
         ("csv", (), "expected use_var"),
         ("csv", (Slot("x", width=None),), "expected a dense slot"),
+        (lambda: CsvLines(X, delimiter="||"), (), r"delimiter: expected one character, got '\|\|'"),
+        (lambda: CsvLines(X, delimiter=None), (), "delimiter: expected one character, got None"),  # type: ignore[arg-type]
+        (lambda: CsvLines(X, quote="''"), (), "quote: expected one character or None, got"),
+        (lambda: CsvLines(X, columns=["x", "x"]), (), "columns: expected 'x' once, got x, x"),
+        (lambda: CsvLines(X, columns=["y"]), (), "columns: expected 'x' once, got y"),
         ("criteo", (Slot("x"),), "criteo: expected slots among"),
         ("multislot", (Slot("x", "string"),), "slot 'x': expected numbers, got 'string'"),
     ):
         with pytest.raises(ValueError, match=why):
-            format_of(parser, slots)
+            parser() if callable(parser) else format_of(parser, slots)
+    with pytest.raises(TypeError, match="columns: expected the names of columns, got 'x'"):
+        CsvLines(X, columns="x")
     with pytest.raises(TypeError, match="a function from a line to a dict, got int"):
         format_of(3, ())
     with pytest.raises(ValueError, match="dtype: expected one of int64"):
