@@ -6,10 +6,12 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 
+import fsspec
 import pytest
 
 from pserver.extras import extra
 from pserver.storage.remote import RemotePlace
+from trainer.data.pieces import files_at
 
 
 @pytest.mark.parametrize(
@@ -18,6 +20,7 @@ from pserver.storage.remote import RemotePlace
         ("lightning", "lightning", lambda: import_module("trainer.lightning"), "needs Lightning"),
         ("transformers", "transformers", lambda: import_module("trainer.huggingface"), "needs tra"),
         ("s3", "s3fs", lambda: RemotePlace("s3://bucket/x"), "s3://bucket/x: it needs s3fs"),
+        ("s3", "s3fs", lambda: files_at(["s3://bucket/*"]), r"s3://bucket/\*: it needs s3fs"),
     ],
 )
 def test_an_absent_package_is_named_with_its_extra(
@@ -27,6 +30,7 @@ def test_an_absent_package_is_named_with_its_extra(
     for module in ("trainer.lightning", "trainer.huggingface"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, absent, None)
+    monkeypatch.delitem(fsspec.registry._registry, "s3", raising=False)  # it may be loaded already
     with pytest.raises(ImportError, match=rf"{need}.*: pip install '\.\[{name}\]' in a") as caught:
         use()
 

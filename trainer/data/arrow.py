@@ -7,7 +7,6 @@ to the bit those of Python, and ids of texts: see :mod:`pserver.table.xxh3`.
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -72,11 +71,14 @@ def fills_of(format: str, fill: Fill | None, fields: Mapping[str, Slot]) -> dict
         if not mine:
             raise ValueError(f"{format}: fill: no slot or column of use_var is {name!r}")
         for column, slot in mine.items():
-            kinds = (str, bytes) if slot.text else (int,) if slot.whole else (int, float)
-            right = isinstance(value, kinds) and not isinstance(value, bool)
-            if right and not slot.text:
-                right = -(2**63) <= value < 2**63 if slot.whole else math.isfinite(value)
-            if not right:
+            if isinstance(value, str | bytes) or slot.text:
+                right = isinstance(value, str | bytes) and slot.text
+            elif slot.whole:
+                right = isinstance(value, int) and -(2**63) <= value < 2**63
+            else:
+                most = float(np.finfo(slot.array).max)
+                right = isinstance(value, int | float) and abs(value) <= most
+            if not right or isinstance(value, bool):
                 raise TypeError(f"{format}: fill: {name!r}: expected {slot.kind}, got {value!r}")
             found[column] = int(string_ids([value])[0]) if slot.text else value
     return found

@@ -177,7 +177,9 @@ def test_an_empty_field_is_filled_where_it_is_named(tmp_path: Path) -> None:
         ({"n": 0.5}, TypeError, "'n': expected a whole number of 64 bits, got 0.5"),
         ({"n": 2**63}, TypeError, "'n': expected a whole number of 64 bits"),
         ({"x": "0"}, TypeError, "'x': expected a number, got '0'"),
+        ({"x": None}, TypeError, "'x': expected a number, got None"),
         ({"x": math.nan}, TypeError, "'x': expected a number, got nan"),
+        ({"x": 1e39}, TypeError, r"'x': expected a number, got 1e\+39"),
     ):
         with pytest.raises(kind, match=why):
             CsvLines(slots, groups=groups, fill=wrong)

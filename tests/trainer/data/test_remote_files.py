@@ -116,6 +116,30 @@ def test_what_s3_says_names_the_url(s3: dict[str, str], monkeypatch: pytest.Monk
     fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
+@pytest.mark.processes
+def test_pieces_fetch_little_more_than_their_bytes(
+    s3: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of S3, whose driver would fetch 50 MB beyond each piece."""
+    core = pytest.importorskip("s3fs.core")
+    for key, value in s3.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setattr("trainer.data.pieces.pieces_of.__defaults__", (2**18,))
+    monkeypatch.setattr("trainer.data.pieces._FETCHED", 2**15)
+    fetched, fetch = list[int](), core.S3File._fetch_range
+
+    def counted(file: Any, start: int, end: int) -> Any:
+        fetched.append(end - start)
+        return fetch(file, start, end)
+
+    monkeypatch.setattr(core.S3File, "_fetch_range", counted)
+    url = "s3://bucket/large.csv"
+    write(url, csv_of(range(60_000)))
+
+    assert read(fleet.QueueDataset, [url]) == list(range(60_000))
+    assert size_of(url) <= sum(fetched) < 2 * size_of(url)
+
+
 class Hosted(LocalFileSystem):
     """A file system whose paths have no host, as those of HDFS and SFTP."""
 
