@@ -296,4 +296,4 @@ def test_a_pass_over_one_file_goes_on_with_fewer_trainers(processes: Processes, 
         assert started.status(patience=200) == 0, started.lines
         found.append([n for batches in seen(started.lines).values() for n in sum(batches, [])])
 
-    assert len(found[0]) == 24 and sorted(sum(found, [])) == list(range(41)), found
+    assert 0 < len(found[0]) < 41 and sorted(sum(found, [])) == list(range(41)), found
