@@ -9,8 +9,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor, FileDescriptor
+from google.protobuf.message_factory import GetMessageClass
 
 from pserver import wire_pb2
+from tests.support.messages import is_repeated
 from tests.support.models import EIGHT, Case
 from tests.support.programs import DEPLOYMENTS
 from tests.support.transcript import compare
@@ -58,11 +60,13 @@ def numbered(file: FileDescriptor) -> str:
 
     def of_message(message: Descriptor) -> None:
         fields: list[FieldDescriptor] = sorted(message.fields, key=lambda field: field.number)
+        empty = GetMessageClass(message)()
         for field in fields:
             what = field.message_type.full_name if field.message_type else f"type {field.type}"
             lines.append(
                 f"{message.full_name} {field.number} "
-                f"{'repeated ' if field.is_repeated else ''}{what} {field.name}"
+                f"{'repeated ' if is_repeated(getattr(empty, field.name)) else ''}"
+                f"{what} {field.name}"
             )
         for enum in message.enum_types:
             of_enum(enum)

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from pserver.control.calls import CALLS
 from pserver.transport.frames import DTYPES
 from pserver.wire_pb2 import Frame, Kind
+from tests.support.messages import is_repeated
 
 NUMBERS = (0, 1, 2, 3, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**64 - 1)
 REALS = (0.0, -1.0, 1e-300, 1e300, float("nan"), float("inf"), 0.5)
@@ -79,7 +80,8 @@ class Inputs:
 
     def _fill(self, message: Message, field: FieldDescriptor, depth: int) -> None:
         held = getattr(message, field.name)
-        count = self.random.choice((1, 1, 2, 20)) if field.is_repeated else 1
+        repeated = is_repeated(held)
+        count = self.random.choice((1, 1, 2, 20)) if repeated else 1
         kind = field.message_type
         if kind is not None and kind.GetOptions().map_entry:
             key, value = kind.fields_by_name["key"], kind.fields_by_name["value"]
@@ -90,10 +92,10 @@ class Inputs:
                     self.message(held[self.value(key)], depth + 1)
         elif kind is not None:
             for _ in range(count if depth < DEEPEST else 0):
-                inner = held.add() if field.is_repeated else held
+                inner = held.add() if repeated else held
                 inner.SetInParent()
                 self.message(inner, depth + 1)
-        elif field.is_repeated:
+        elif repeated:
             held.extend(self.value(field) for _ in range(count))
         else:
             setattr(message, field.name, self.value(field))

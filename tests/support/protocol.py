@@ -29,6 +29,7 @@ from pserver.transport import frames
 from pserver.transport.registry import TRANSPORTS, Transport
 from pserver.transport.stream import Buffer, Land, Stream
 from pserver.wire_pb2 import Frame, InstallRequest, Kind, Part
+from tests.support.messages import is_repeated
 from transpiler.program import Program
 
 MASKED = {"session": "SESSION", "incarnation": "INCARNATION", "data_port": "PORT"}
@@ -104,17 +105,16 @@ def _said(message: Message) -> list[str]:
         return ["session=SESSION", *ops]
     plain, lines = [], []
     for field, value in message.ListFields():
-        repeated = not isinstance(value, Message | str | bytes | int | float)
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
             for key in sorted(value):
                 entry = value[key]
                 said = " ".join(_said(entry)) if isinstance(entry, Message) else entry
                 lines.append(f"{field.name} {key!r}: {said}")
         elif field.message_type is not None:
-            for each in value if repeated else [value]:
+            for each in value if is_repeated(value) else [value]:
                 first, *rest = _said(each)
                 lines += [f"{field.name}: {first}", *(f"  {line}" for line in rest)]
-        elif repeated:
+        elif is_repeated(value):
             plain.append(f"{field.name}=[{', '.join(map(str, value))}]")
         else:
             plain.append(f"{field.name}={MASKED.get(field.name, value)}")
