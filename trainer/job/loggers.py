@@ -16,6 +16,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -83,36 +84,59 @@ class _Open:
     Args:
         given: the logger, or a function that opens it.
         everywhere: whether each trainer has one, and not only the leader.
-        failed: called when it has failed.
+        opened, failed: called when it has been opened, and when it has failed.
     """
 
-    def __init__(self, given: Given, everywhere: bool, failed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        given: Given,
+        everywhere: bool,
+        opened: Callable[[], None],
+        failed: Callable[[], None],
+    ) -> None:
         self.everywhere = everywhere
-        self._given, self._failed = given, failed
+        self._given, self._opened, self._failed = given, opened, failed
         self._opens = isinstance(given, type) or not hasattr(given, "log")
         self._logger: Any = None if self._opens else given
 
     @onlooker("a logger", end=lambda logger: logger._fail())
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Gives the logger values, and opens it before the first."""
-        if self._logger is None:
-            self._logger = self._given()  # type: ignore[operator]  # by _opens
-        self._logger.log(dict(values), step)
+        with _contained():
+            if self._logger is None:
+                self._logger = self._given()  # type: ignore[operator]  # by _opens
+                if not callable(getattr(self._logger, "log", None)):
+                    got, self._logger = self._logger, None
+                    raise TypeError(f"expected a logger with log(values, step), got {got!r}")
+                self._opened()
+            self._logger.log(dict(values), step)
 
     @onlooker("a logger")
     def close(self) -> None:
         """Ends a logger that was opened here; one that the script has opened stays open."""
-        logger, self._logger = self._logger, None
-        if self._opens and logger is not None:
-            end = next((name for name in ENDS if hasattr(logger, name)), None)
-            if end is not None:
-                getattr(logger, end)()
+        self._end()
 
     def _fail(self) -> None:
         self._failed()
+        self._end()
+
+    def _end(self) -> None:
         logger, self._logger = self._logger, None
-        if self._opens and logger is not None and hasattr(logger, "close"):
-            logger.close()
+        end = next((name for name in ENDS if hasattr(logger, name)), None)
+        if self._opens and end is not None:
+            with _contained():
+                getattr(logger, end)()
+
+
+@contextmanager
+def _contained() -> Iterator[None]:
+    """Makes an error of what would end the thread, and with it all other loggers."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:  # such as sys.exit()
+        raise RuntimeError(f"it raised {error!r}") from error
 
 
 class Loggers(Collector):
@@ -135,9 +159,10 @@ class Loggers(Collector):
     ) -> None:
         self._job, self._every = job, every_seconds
         self.failures = 0
-        self._loggers = [_Open(each, False, self._failed) for each in given]
+        each_does = self._close_first, self._failed
+        self._loggers = [_Open(each, False, *each_does) for each in given]
         if tensorboard is not None:
-            self._loggers.append(_Open(tensorboard, True, self._failed))
+            self._loggers.append(_Open(tensorboard, True, *each_does))
         self._tensorboard = tensorboard
         self._led = job.role.trainer_id == 0  # whether this trainer was the leader when last asked
         self._before = time.monotonic(), 0.0, 0  # of the last row of metrics: steps and samples
@@ -146,7 +171,7 @@ class Loggers(Collector):
         self._dropped = False
         self._thread = threading.Thread(target=self._run, name="loggers", daemon=True)
         self._thread.start()
-        atexit.register(self.close)  # a script that fails has no finish()
+        self._close_first()
 
     def add(self, values: Mapping[str, float]) -> None:
         """Queues the values of a report, at the job's present step."""
@@ -186,17 +211,21 @@ class Loggers(Collector):
     # ---- the thread ----
 
     def _run(self) -> None:
-        due = time.monotonic() + self._every
+        due, written = time.monotonic() + self._every, 0
         while True:
+            if time.monotonic() >= due:
+                due, present = time.monotonic() + self._every, self._step()
+                # steps do not decrease: a report that waits has one between these two
+                written = present if self._queue.empty() else written
+                self._write(self._metrics(), written, metrics=True)
             try:
                 found = self._queue.get(timeout=max(0.0, due - time.monotonic()))
             except queue.Empty:
-                due = time.monotonic() + self._every
-                self._write(self._metrics(), self._step(), metrics=True)
                 continue
             if found is None:
                 break
-            self._write(*found)
+            values, written = found
+            self._write(values, written)
         self._write(self._metrics(), self._step(), metrics=True)
         for each in self._loggers:
             each.close()
@@ -238,6 +267,13 @@ class Loggers(Collector):
 
     def _step(self) -> int:
         return max((each.steps for each in self._job.optimizers), default=0)
+
+    def _close_first(self) -> None:
+        """Closes at the process's end, where a script that fails has no finish(); and before a
+        logger that was just opened: W&B's ends its run there, too.
+        """
+        atexit.unregister(self.close)
+        atexit.register(self.close)
 
     def _failed(self) -> None:
         self.failures += 1

@@ -99,8 +99,16 @@ def test_a_class_is_opened_like_a_function() -> None:
 
 
 @pytest.mark.parametrize("where", ["open", "log", "end"])
-def test_a_logger_that_raises_is_closed_and_said_once(
-    where: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError("no network"), "OSError: no network (test_loggers.py:"),
+        (SystemExit(3), "RuntimeError: it raised SystemExit(3) (loggers.py:"),
+    ],
+    ids=["raises", "exits"],
+)
+def test_a_logger_that_raises_is_ended_and_said_once(
+    where: str, error: BaseException, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Training and the other loggers continue; it is counted where it was in use."""
     calls = []
@@ -112,12 +120,12 @@ def test_a_logger_that_raises_is_closed_and_said_once(
         def step(self, now: str) -> None:
             calls.append(now)
             if now == where:
-                raise OSError("no network")
+                raise error
 
         def log(self, values: dict[str, float], step: int) -> None:
             self.step("log")
 
-        def close(self) -> None:
+        def finish(self) -> None:
             self.step("end")
 
     kept = Kept()
@@ -127,11 +135,22 @@ def test_a_logger_that_raises_is_closed_and_said_once(
     fleet.finish()
 
     (text,) = [m for m in caplog.messages if "a logger: off from now on" in m]
-    assert "training continues: OSError: no network (test_loggers.py:" in text
+    assert f"training continues: {words}" in text
     assert loggers.failures == (where != "end")
     (metric,) = loggers.collect()
     assert [sample.value for sample in metric.samples] == [loggers.failures]
     assert calls == {"open": ["open"], "log": ["open", "log", "end"]}.get(where, calls)
+    assert len(kept.reported) == 3
+
+
+def test_what_opens_no_logger_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """With what it gave; the other loggers continue."""
+    kept = Kept()
+    train("", [lambda: 7, kept])
+    fleet.finish()
+
+    (text,) = [m for m in caplog.messages if "a logger: off from now on" in m]
+    assert "TypeError: expected a logger with log(values, step), got 7" in text
     assert len(kept.reported) == 3
 
 
@@ -172,6 +191,34 @@ def test_metrics_come_between_reports(monkeypatch: pytest.MonkeyPatch) -> None:
 
     step, values = kept.rows[0]
     assert step == 1 and values["pserver/steps"] == 1.0 and values["pserver/samples"] == 8.0
+
+
+def test_steps_never_decrease() -> None:
+    """Though metrics are due while reports wait for a slow logger: W&B drops what comes late."""
+    due = threading.Event()
+
+    class Slow(Kept):
+        def log(self, values: dict[str, float], step: int) -> None:
+            super().log(values, step)
+            due.wait(PATIENCE)
+
+    slow = Slow()
+    train("", [])
+    loggers = Loggers(present(), [slow], every_seconds=1e-9)
+    model, optimizer = present().models[0], present().optimizers[0]
+    assert slow.logged.wait(PATIENCE)
+    for _ in range(5):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        loggers.add({"loss": 1.0})
+    due.set()
+    loggers.close()
+
+    steps = [step for step, _ in slow.rows]
+    assert steps == sorted(steps) and steps[0] == 3 and steps[-1] == 8
+    between = [step for step, values in slow.rows if "pserver/steps" in values and step < 8]
+    assert set(between) >= {4, 5, 6, 7}
+    assert slow.reported == [(step, {"loss": 1.0}) for step in range(4, 9)]
 
 
 def test_a_new_leader_opens_a_run_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
