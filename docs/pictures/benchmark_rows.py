@@ -21,6 +21,7 @@ GROUPS = {  # a picture: its title, and how the names of its rows begin
     "data": ("Reading data", ("data/",)),
     "paddle": ("Beside PaddlePaddle", ("paddle/",)),
     "gpu": ("On a GPU", ("gpu/",)),
+    "examples": ("An example", ("movielens/",)),
 }
 
 

@@ -153,9 +153,10 @@ def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "convergence"
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(1, 2, figsize=(12, 5), sharey=True)
+    figure, panels = pyplot.subplots(1, 2, figsize=(12, 6), sharey=True, layout="constrained")
     for name, result in results.items():
         window = torch.tensor(result["curve"]).unfold(0, min(40, len(result["curve"])), 1).mean(-1)
         for panel, column in zip(panels, (0, 1), strict=True):
@@ -176,9 +177,9 @@ def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
         "of what the servers hold at the end"
     )
     figure.suptitle(title)
-    panels[1].legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.savefig(path, metadata={"Date": None})
+    path.write_text("\n".join(line.rstrip() for line in path.read_text().splitlines()) + "\n")
 
 
 def main() -> None:

@@ -36,6 +36,7 @@ MEASURES = {  # by how a row's name begins
     "data/": ("trainer/data",),
     "paddle/": _TABLES,
     "gpu/": _TABLES,
+    "movielens/": (*_TABLES, "trainer/data", "trainer/examples"),
 }
 MARK = ", *old*"
 

@@ -332,16 +332,19 @@ def picture(curves: dict[str, Curve], steps: list[list[float]], seconds: float, 
     left.set(xlabel="seconds of training, 1 Gbit/s", ylabel="AUC on unseen clicks", ylim=(0.5, 0.9))
     left.legend(loc="lower right", title="as many samples, in")
     *trainers, kills = steps
-    wide = 0.5
+    wide, most = 0.5, 0.0
     bins = [wide * n for n in range(int(seconds / wide))]
     for rank, own in enumerate(trainers):
         counts = [sum(begin <= at < begin + wide for at in own) / wide for begin in bins]
         right.plot(bins, counts, label=f"trainer {rank}")
+        most = max(most, *counts)
+    above = 1.3 * most  # words stand above the curves
     for (_, which), at in zip(KILLS, kills, strict=True):
         right.axvline(at, color="#888", linestyle=":")
-        right.text(at + 0.3, 1, f"kill -9\n{which.replace('-', ' ')}", color="#555")
-    right.set(xlabel="seconds", ylabel="steps a second", ylim=(0, None))
-    right.legend(loc="upper right")
+        words = f"kill -9\n{which.replace('-', ' ')}"
+        right.text(at + 0.4, 0.98 * above, words, color="#555", va="top")
+    right.set(xlabel="seconds", ylabel="steps a second", ylim=(0, above))
+    right.legend(loc="upper left")
     figure.savefig(out, metadata={"Date": None})
     out.write_text("\n".join(line.rstrip() for line in out.read_text().splitlines()) + "\n")
 
