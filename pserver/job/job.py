@@ -1213,7 +1213,8 @@ class Job:
             elif not any(member.incarnation == incarnation for member in self._members.joined()):
                 most = ANNOUNCED_FOR_EACH * limits.trainers
                 if self._announcements.announce(trainer, incarnation, self._clock(), most):
-                    self.log.log(f"way {trainer}", f"trainer {trainer} is on its way", logging.INFO)
+                    said = f"trainer {trainer} is on its way"
+                    self.log.log(f"starting {trainer}", said, logging.INFO)
             timeout = self.config.heartbeat_timeout_seconds
             return wire.AnnounceReply(heartbeat_timeout_seconds=timeout)
 

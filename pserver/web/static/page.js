@@ -386,12 +386,12 @@
   function splitRow(box, name, parts, longest) {
     const width = Math.max(260, room.splits);
     const text = Object.entries(parts).map(([part, value]) => `${PARTS[part]} ${seconds(value)}`).join(", ");
-    const svg = make(box, "svg", { role: "img", viewBox: `0 0 ${width} 30`, "aria-label": `${name}: ${text}` });
-    make(svg, "text", { x: 0, y: 11 }, `${name}: ${seconds(total(parts))} = ${text}`);
+    make(box, "p", { class: "split" }, `${name}: ${seconds(total(parts))} = ${text}`);
+    const svg = make(box, "svg", { "aria-hidden": "true", viewBox: `0 0 ${width} 11` });
     let x = 0;
     for (const [part, value] of Object.entries(parts)) {
       const wide = longest > 0 ? (value / longest) * width : 0;
-      if (wide > 0) make(svg, "rect", { class: part, x: x.toFixed(1), y: 16, width: wide.toFixed(1), height: 11 });
+      if (wide > 0) make(svg, "rect", { class: part, x: x.toFixed(1), y: 0, width: wide.toFixed(1), height: 11 });
       x += wide;
     }
   }

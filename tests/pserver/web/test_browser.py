@@ -36,6 +36,16 @@ for (const card of part.children) {
 const right = part.getBoundingClientRect().right;
 return [...ends.values()].map((end) => right - end).filter((gap) => Math.abs(gap) > 2);
 """
+# words of pictures and settings that end behind their box
+CUT = """
+const behind = (text) =>
+  text.getBoundingClientRect().right - text.closest("svg").getBoundingClientRect().right > 1;
+const scrolls = (box) => box.scrollWidth > box.clientWidth;
+return [
+  ...[...document.querySelectorAll("svg text")].filter(behind),
+  ...[...document.querySelectorAll("#setting-list .scroll")].filter(scrolls),
+].map((each) => each.textContent);
+"""
 TRAIN = """
 import os, time, torch
 from torch.nn.functional import mse_loss
@@ -97,6 +107,7 @@ def full(tmp_path: Path) -> Iterator[PageServer]:
         replies = [reply(second, {0: 0.0, 1: 0.02}, values=loss) for _ in range(2)]
         for each in replies:
             each.settings["lane 0: mode"] = "sync"
+            each.settings["lane 0: min_send_grad_num_before_recv"] = "1"
             for trainer in each.trainers:
                 trainer.report.settings["arguments"] = f"--lr 0.{1 + trainer.trainer_id}"
         view.add(sample(second, *replies))
@@ -120,7 +131,7 @@ def test_the_page_opens(full: PageServer) -> None:
 
 def test_the_page_shows_what_is_under_the_pointer_and_how_the_job_is_set(full: PageServer) -> None:
     """Each curve's value at the pointer's time, until it leaves; the settings, by trainer where
-    they differ; and no row of cards ends before the page does.
+    they differ; no row of cards ends before the page does, and no words behind their box.
     """
     from selenium.webdriver import ActionChains
 
@@ -142,6 +153,8 @@ def test_the_page_shows_what_is_under_the_pointer_and_how_the_job_is_set(full: P
             look(driver, width, 900, "light")
             for cards in ("answers", "figures"):
                 assert driver.execute_script(GAPS, cards) == [], (cards, width)
+            driver.execute_script("window.dispatchEvent(new Event('resize'))")
+            assert driver.execute_script(CUT) == [], width
         assert complaints(driver) == []
 
 
