@@ -39,9 +39,22 @@ def test_contenders_take_turns_and_the_first_round_does_not_count(monkeypatch: p
     assert medians == {"a": 5.0, "b": 6.0}
     fast = Row(Promise("wire/x", "y", 1.5), value=2.0, baseline=4.0, runs=3)
     assert (fast.ratio, fast.met) == (2.0, True)
+    quick = Row(Promise("wire/x", "y", 1.5, "samples/s"), value=4.0, baseline=2.0, runs=3)
+    assert (quick.ratio, quick.met) == (2.0, True)
     small = Row(Promise("wire/x", "y", 0.4, most=True), value=2.0, baseline=4.0, runs=3)
     assert (small.ratio, small.met) == (0.5, False)
     assert Row(Promise("wire/x", "y", 1.0), skipped="no").plain()["ratio"] is None
+
+
+def test_an_auc_is_reached_between_two_passes(monkeypatch: pytest.MonkeyPatch):
+    """As on a line; at once where the first pass reaches it, and never where none does."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from movielens import seconds_until
+
+    curve = [(0.0, 0.5), (2.0, 0.7), (6.0, 0.8)]
+    assert seconds_until(0.75, curve) == [pytest.approx(4.0)]
+    assert seconds_until(0.6, curve) == [pytest.approx(1.0)]
+    assert seconds_until(0.9, curve) == []
 
 
 def test_the_picture_has_a_bar_for_each_row_with_a_target(monkeypatch: pytest.MonkeyPatch):
@@ -229,7 +242,9 @@ def promises() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("only", [RARE("wire/program"), "wire/shm async", RARE("writes")])
+@pytest.mark.parametrize(
+    "only", [RARE("wire/program"), "wire/shm async", RARE("writes"), RARE("movielens/1 x 1")]
+)
 def test_rows_are_measured_printed_and_written(only: str, tmp_path: Path):
     """A row at a tiny size ends in the table and, whole, in the JSON file."""
     output = tmp_path / "bench.json"
@@ -250,8 +265,8 @@ def test_rows_are_measured_printed_and_written(only: str, tmp_path: Path):
     (row,) = json.loads(output.read_text())
     assert row["name"].startswith(only) and not row["skipped"], row
     assert row["value"] > 0 and row["baseline"] > 0
-    larger_is_better = row["bound"] == "least"
-    ratio = row["baseline"] / row["value"] if larger_is_better else row["value"] / row["baseline"]
+    larger = row["bound"] == "most" or row["unit"].endswith("/s")
+    ratio = row["value"] / row["baseline"] if larger else row["baseline"] / row["value"]
     assert row["ratio"] == pytest.approx(ratio)
     assert {"unit", "target", "runs", "against", "date"} <= set(row) and row["tiny"]
     assert row["name"] in ended.stdout

@@ -43,6 +43,7 @@ GROUPS = (
         "losses",
         "sampled",
         "ctr",
+        "movielens",
         "parsing",
         "sharded",
         "gpus",

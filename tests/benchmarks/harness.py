@@ -52,9 +52,9 @@ class Row:
         """How many times as fast as the baseline; where less is asked for, how much of it."""
         if self.value is None or self.baseline is None:
             return None
-        above, below = (
-            (self.value, self.baseline) if self.promise.most else (self.baseline, self.value)
-        )
+        above, below = self.baseline, self.value
+        if self.promise.most or self.promise.unit.endswith("/s"):  # more of it is faster
+            above, below = below, above
         return above / below if below else None
 
     @property

@@ -364,9 +364,10 @@ ROLES: dict[str, Callable[..., None]] = {
 def main(arguments: Sequence[str]) -> None:
     """Plays the role."""
     from ctr_roles import ROLES as CLICKS
+    from movielens_roles import ROLES as FILMS
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    (ROLES | CLICKS)[arguments[0]](
+    (ROLES | CLICKS | FILMS)[arguments[0]](
         *(int(word) if word.lstrip("-").isdigit() else word for word in arguments[1:])
     )
 

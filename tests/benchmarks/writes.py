@@ -27,14 +27,14 @@ def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]
     torch.set_num_threads(1)
     elements = [2**10 if tiny else 2**19] * 8
     with server("shm") as (_, endpoint), trainer(endpoint, elements, "shm") as one:
-        written = one.communicator.written
+        written = one.communicator.external_writes
         for _ in range(4):  # the first steps compare everything
             one.step()
 
         def look() -> None:
             for lane in range(len(one.communicator.lanes)):
                 written.begin(lane)
-                written.landed(lane)
+                written.note_received(lane)
 
         medians = alternate({"looking": timed(look), "step": timed(one.step)}, runs)
     yield Row(LOOKING, medians["looking"], medians["step"], runs)
