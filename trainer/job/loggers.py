@@ -246,13 +246,17 @@ class Loggers(Collector):
         if leads and not self._led and any(not each.everywhere for each in self._loggers):
             number = self._job.role.trainer_id
             log.warning("trainer %d is the leader now, and opens the loggers", number)
-        self._led = self._led or leads
+        self._led = leads
         return leads
 
     @onlooker("the metrics for loggers", otherwise=dict)
     def _metrics(self) -> dict[str, float]:
-        """The job's counters on this trainer, and its steps and samples per second."""
+        """The job's counters on this trainer, and its steps and samples per second; none before it
+        has joined: where it takes a lost trainer's place, another one may lead.
+        """
         try:
+            if self._job.role.role is Role.TRAINER and self._job.communicator is None:
+                return {}
             counters = self._job.metrics()
         except PartialPlan:
             return {}

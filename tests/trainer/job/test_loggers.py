@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from itertools import chain, repeat
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from tests.support.threads import PATIENCE
 from trainer import fleet
+from trainer.environment.environment import Role
 from trainer.job import loggers as module
 from trainer.job.job import Reported, present
 from trainer.job.loggers import Loggers
@@ -221,33 +223,51 @@ def test_steps_never_decrease() -> None:
     assert slow.reported == [(step, {"loss": 1.0}) for step in range(4, 9)]
 
 
-def test_a_new_leader_opens_a_run_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
-    """Until then it opens none, and its reports go nowhere; that it does is said once."""
+class Standing(SimpleNamespace):
+    """A trainer's job, as its loggers see it.
+
+    Attributes:
+        leads: what it says to whoever asks whether this trainer leads, in turn.
+    """
+
+    @property
+    def is_first(self) -> bool:
+        return next(self.leads)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_new_leader_opens_a_run_of_its_own(number: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Until then it opens none, and its reports go nowhere; that it does is said once.  Trainer 0
+    is one that was started again while another one led, of which it knows when it has joined.
+    """
     opened = list[Kept]()
 
     def opens() -> Kept:
         opened.append(Kept())
         return opened[-1]
 
-    job: Any = SimpleNamespace(
-        is_first=False,
-        role=SimpleNamespace(trainer_id=1),
+    job: Any = Standing(
+        leads=repeat(number == 0),
+        role=SimpleNamespace(trainer_id=number, role=Role.TRAINER),
+        communicator=None,
         optimizers=[],
         reported=Reported(),
         metrics=lambda: {"steps": 0.0},
     )
+    Loggers(job, [opens]).close()
+    job.leads, job.communicator = iter([False, False]), object()
     loggers = Loggers(job, [opens])
     loggers.add({"loss": 3.0})
     loggers.close()
     assert not opened
-    job.is_first = True
+    job.leads = chain([False], repeat(True))
     loggers = Loggers(job, [opens])
-    loggers.add({"loss": 2.0})
-    loggers.add({"loss": 1.0})
+    for loss in (3.0, 2.0, 1.0):
+        loggers.add({"loss": loss})
     loggers.close()
 
     assert [[v for _, v in each.reported] for each in opened] == [[{"loss": 2.0}, {"loss": 1.0}]]
-    said = "trainer 1 is the leader now, and opens the loggers"
+    said = f"trainer {number} is the leader now, and opens the loggers"
     assert [m for m in caplog.messages if m == said] == [said]
 
 
