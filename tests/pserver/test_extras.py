@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 
-import fsspec
 import pytest
 
 from pserver.extras import extra
@@ -30,7 +29,8 @@ def test_an_absent_package_is_named_with_its_extra(
     for module in ("trainer.lightning", "trainer.huggingface"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, absent, None)
-    monkeypatch.delitem(fsspec.registry._registry, "s3", raising=False)  # it may be loaded already
+    known = import_module("fsspec.registry")._registry
+    monkeypatch.delitem(known, "s3", raising=False)  # it may be loaded already
     with pytest.raises(ImportError, match=rf"{need}.*: pip install '\.\[{name}\]' in a") as caught:
         use()
 
