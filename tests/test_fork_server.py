@@ -11,6 +11,17 @@ from pathlib import Path
 import pytest
 
 from tests.support.fork_server import FORK_SERVER, Forked, started
+from tests.support.processes import Processes
+from tests.support.waiting import eventually
+
+LAUNCHED = """
+import os, sys, time
+print("process", os.getpid(), "of", os.getpgrp(), flush=True)
+print("shown", sys.argv, __name__, sys.path[0], os.getcwd(), sys.stdin.read(), flush=True)
+print("shown", os.environ["RANK"], os.environ["GIVEN"], flush=True)
+time.sleep(float(sys.argv[1]))
+sys.exit(int(sys.argv[2]))
+"""
 
 SHOWN = """
 import atexit, os, sys, threading
@@ -83,3 +94,40 @@ def test_what_an_interpreter_reads_when_it_begins_makes_another_interpreter(tmp_
     for words, more in ((["-c", "pass"], {"PYTHONHASHSEED": "3"}), (["-m", "pserver"], {})):
         with started(words, {**os.environ, **more}, tmp_path) as process:
             assert isinstance(process, subprocess.Popen)
+
+
+LAUNCH = ("-m", "pserver", "launch", "--nccl2", "--trainers", "1", "shown.py")
+
+
+def shown(processes: Processes, *words: str) -> tuple[int, list[str]]:
+    """The status of a launch, and what its trainer has shown."""
+    (processes.path / "shown.py").write_text(LAUNCHED)
+    launch = processes.python("launch", *words, "0", "5", GIVEN="this")
+    return launch.status(), [line for line in launch.lines if "| shown" in line]
+
+
+def test_what_launch_forks_is_what_it_starts(tmp_path: Path) -> None:
+    """Its trainer sees the same, and ends alike."""
+    processes = Processes(tmp_path)
+    try:
+        forked, begun = (shown(processes, *flag, *LAUNCH) for flag in ((), ("-u",)))
+    finally:
+        processes.end()
+
+    assert forked == begun and forked[0] == 5 and len(forked[1]) == 2
+
+
+def test_what_launch_forks_ends_with_it(tmp_path: Path) -> None:
+    """Also by kill -9: it is in the group of launch's guard."""
+    (tmp_path / "shown.py").write_text(LAUNCHED)
+    processes = Processes(tmp_path)
+    try:
+        launch = processes.python("launch", *LAUNCH, "60", "0", GIVEN="this")
+        trainer, group = launch.said(r"process (\d+) of (\d+)").groups()
+        assert trainer != group and Path(f"/proc/{trainer}").exists()
+        launch.send(signal.SIGKILL)
+
+        assert launch.status() == -signal.SIGKILL
+        eventually(lambda: not Path(f"/proc/{trainer}").exists())
+    finally:
+        processes.end()

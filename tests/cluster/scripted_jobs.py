@@ -86,7 +86,7 @@ def ended(launch: Started) -> str:
 def servers_of(launch: Started) -> list[psutil.Process]:
     """The servers that run, the oldest first: numbers of processes begin again."""
     family = psutil.Process(launch.pid).children(recursive=True)
-    found = (each for each in family if "serve" in each.cmdline())
+    found = (each for each in family if each.name() == "pserver serve" or "serve" in each.cmdline())
     return sorted(found, key=lambda p: (p.create_time(), p.pid))
 
 

@@ -86,9 +86,9 @@ def test_a_script_has_modules_of_these_names(
     uses = "".join(USED.format(name) for name in sorted(hidden))
     text = SCRIPT.replace("BEFORE", uses if first else "").replace("AFTER", uses)
     (processes.path / "clicks.py").write_text(text)
-    launch = ("-m", "pserver", "launch", "--servers", "1", "--trainers", "1")
-    flags = launch if launched else ("-u",)
-    process = processes.python("script", *flags, "clicks.py")
+    launch = ("-m", "pserver", "launch", "--servers", "1", "--trainers", "1") if launched else ()
+    # -u: none is forked, as it would have imported packages of these names already
+    process = processes.python("script", "-u", *launch, "clicks.py")
 
     assert process.status() == 0, process
     said = "\n".join(process.lines)

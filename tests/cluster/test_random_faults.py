@@ -78,7 +78,8 @@ def launched(processes: Processes, mode: str) -> Started:
     flags = (*servers, "--trainers", "2", "--heartbeat-timeout", str(HEARTBEAT_TIMEOUT))
     saves = ("--checkpoint", "saved", "--every", "0.2", "--max-restarts", "3")
     command = ("-m", "pserver", "launch", *flags, *saves, SCRIPT, mode)
-    return processes.python("launch", *command)
+    # -u: none is forked, as its children are found by their command lines
+    return processes.python("launch", "-u", *command)
 
 
 def children(pid: int) -> Iterator[tuple[int, str]]:

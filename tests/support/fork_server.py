@@ -29,7 +29,8 @@ ROOT = Path(__file__).parents[2]
 SERVE = "import sys; from tests.support.forking import serve; serve(int(sys.argv[1]))"
 # what is read when an interpreter begins, or a library that is imported
 EARLY = ("PYTHON", "LD_", "OMP_", "MKL_", "TORCH_", "NUMBA_", "GRPC_", "CUDA_", "MALLOC_")
-TORCH = {("-m", "pserver", command) for command in ("serve", "replay")}  # which import torch
+# which import torch; launch does not, and what it starts does
+TORCH = {("-m", "pserver", command) for command in ("serve", "replay", "launch")}
 OWN = ("PYTHONPATH", "PYTHONUNBUFFERED")  # of these, which a child reads by itself
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 ENVIRONMENT = {
@@ -86,34 +87,56 @@ class Forked:
 
 
 class ForkServer:
-    """Begins with the first process that is asked for, and ends with this process."""
+    """Begins with the first process that is asked for, and ends with this process.
 
-    def __init__(self) -> None:
+    Args:
+        begun: a socket to one that has begun already.
+    """
+
+    def __init__(self, begun: socket.socket | None = None) -> None:
         self._lock = threading.Lock()  # one start at a time
-        self._socket: socket.socket | None = None
         self._started: SimpleQueue[Forked] = SimpleQueue()
+        self._socket = begun
+        if begun is not None:
+            self._hear(begun)
 
     def start(
         self, arguments: Sequence[str], environment: Mapping[str, str], cwd: Path, *, joined: bool
     ) -> Forked:
         """Begins ``python ARGUMENTS``; see :func:`started`."""
-        order = {"arguments": [*arguments], "environment": {**environment}, "cwd": str(cwd)}
         stdin, to_it = os.pipe()
         from_it, stdout = os.pipe()
+        streams = [stdin, stdout, stdout if joined else 2]
+        try:
+            forked = self.order(arguments, environment, str(cwd), streams)
+        finally:
+            os.close(stdin)
+            os.close(stdout)
+        forked.stdin, forked.stdout = os.fdopen(to_it, "w"), os.fdopen(from_it)
+        return forked
+
+    def order(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        cwd: str,
+        streams: Sequence[int],
+        group: int | None = None,
+    ) -> Forked:
+        """Begins ``python ARGUMENTS`` with these standard streams, in a process group; None: in the
+        fork server's.
+        """
+        order = {"arguments": [*arguments], "environment": {**environment}, "cwd": cwd}
+        message = json.dumps({**order, "group": group}).encode()
         with self._lock:
             if self._socket is None:
                 self._socket = self._begun()
-            streams = [stdin, stdout, stdout if joined else 2]
-            socket.send_fds(self._socket, [json.dumps(order).encode()], streams)
-            os.close(stdin)
-            os.close(stdout)
+            socket.send_fds(self._socket, [message], streams)
             try:
-                forked = patiently(lambda left: self._started.get(timeout=left), SECONDS)
+                return patiently(lambda left: self._started.get(timeout=left), SECONDS)
             except Empty:
                 self._socket = None  # another one is asked next: this one may still answer
                 raise TimeoutError(f"no fork within {scaled(SECONDS):g} s") from None
-        forked.stdin, forked.stdout = os.fdopen(to_it, "w"), os.fdopen(from_it)
-        return forked
 
     def _begun(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -127,10 +150,13 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
             )
         self._started = SimpleQueue()
-        threading.Thread(target=self._listen, args=(ours, self._started), daemon=True).start()
+        self._hear(ours)
         atexit.register(process.wait, SECONDS)
         atexit.register(ours.shutdown, socket.SHUT_RDWR)
         return ours
+
+    def _hear(self, asked: socket.socket) -> None:
+        threading.Thread(target=self._listen, args=(asked, self._started), daemon=True).start()
 
     @staticmethod
     def _listen(asked: socket.socket, started: SimpleQueue[Forked]) -> None:

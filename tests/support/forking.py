@@ -4,10 +4,14 @@ trainers import, and forks into each process that is asked for.
 A child is what ``python ARGUMENTS`` begins as, with those imports done: it has the working
 directory, the environment, the standard streams and the ``__main__`` that it would have, and it
 ends as the interpreter ends.  No thread has run before the fork.
+
+``pserver launch`` forks once more when it begins, before it has threads: into a fork server of its
+own, which begins its trainers and servers.
 """
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import gc
 import io
@@ -18,23 +22,34 @@ import runpy
 import select
 import signal
 import socket
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any, TextIO
 
 BYTES = 1 << 18  # of a message, at most
+LAUNCH = ["-m", "pserver", "launch"]
 
 
 def serve(descriptor: int) -> None:
     """Forks for whom is at the other end of a socket; returns in a child, when it is to end."""
+    import numpy as np
     import torch
 
     import trainer.fleet  # noqa: F401
+    from pserver.table.index import order_of
 
     torch.optim.SGD([torch.zeros(1)])  # which imports torch._dynamo
+    order_of(np.arange(2), np.empty(2, np.uint64))  # which lets numba begin
     gc.collect()
     gc.freeze()  # children share the pages
-    asker = socket.socket(fileno=descriptor)
+    _fork(socket.socket(fileno=descriptor))
+
+
+def _fork(asker: socket.socket) -> None:
+    """Forks for whom is at the other end; returns in a child, when it is to end."""
     wakes, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(woken)
@@ -74,6 +89,37 @@ def _report(asker: socket.socket) -> None:
         asker.send(json.dumps(said).encode())
 
 
+def _launches() -> bool:
+    """Lets ``pserver launch``, which this process is to be, fork its trainers and servers; returns
+    whether this is one of them, at its end.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if (pid := os.fork()) == 0:
+        ours.close()
+        _fork(theirs)
+        return True
+    theirs.close()
+    atexit.register(os.waitpid, pid, 0)
+    atexit.register(ours.shutdown, socket.SHUT_RDWR)
+    from pserver.launcher import processes
+    from tests.support.fork_server import ForkServer, forks
+
+    server = ForkServer(ours)
+
+    def popen(command: Sequence[str], **named: Any) -> Any:
+        group, environment = named.get("process_group"), named.get("env")
+        if environment is None or not forks(command[1:], environment):
+            return subprocess.Popen(command, **named)
+        with open(os.devnull) as nothing:
+            streams = [nothing.fileno(), named["stdout"], named["stderr"]]
+            return server.order(command[1:], environment, os.getcwd(), streams, group)
+
+    processes.subprocess = SimpleNamespace(  # type: ignore[assignment]
+        **{**vars(subprocess), "Popen": popen}
+    )
+    return False
+
+
 def _unbuffered(stream: TextIO, descriptor: int) -> TextIO:
     """As the interpreter makes it: no buffer between the text and the descriptor."""
     raw = open(descriptor, "wb", buffering=0, closefd=False)
@@ -85,6 +131,10 @@ def _become(order: Mapping[str, Any], streams: list[int]) -> None:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
+    if order["arguments"][:3] == LAUNCH and _launches():
+        return
+    if (group := order.get("group")) is not None:
+        os.setpgid(0, group)
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["environment"])
@@ -98,6 +148,8 @@ def _become(order: Mapping[str, Any], streams: list[int]) -> None:
         numpy.random.seed()
     first, *rest = order["arguments"]
     if first == "-m":
+        with suppress(OSError), open("/proc/self/comm", "w") as comm:
+            comm.write(" ".join(rest[:2]))  # the command line stays the fork server's
         sys.argv, sys.path[0] = ["-m", *rest[1:]], os.getcwd()
         runpy._run_module_as_main(rest[0])  # type: ignore[attr-defined]
         return
