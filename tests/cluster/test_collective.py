@@ -5,10 +5,7 @@ to one process told by all.
 from __future__ import annotations
 
 import os
-import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,8 +13,8 @@ import pytest
 import torch
 
 from pserver.launcher.cluster import free_port
-from tests.support.load import communicated, scaled
-from tests.support.processes import PATIENCE, Processes
+from tests.support.load import scaled
+from tests.support.processes import Processes
 
 pytestmark = pytest.mark.processes
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1")
@@ -112,46 +109,22 @@ def test_one_script_runs_alone_under_launch_and_under_torchrun(processes: Proces
         assert torch.allclose(value, reference[name], rtol=1e-5, atol=1e-6), name
 
 
-def test_a_trainer_killed_under_launch_is_named_by_the_others(tmp_path: Path) -> None:
+def test_a_trainer_killed_under_launch_is_named_by_the_others(processes: Processes) -> None:
     """Status 137 within seconds, the others' own logs say who is lost, and nobody is left."""
-    (tmp_path / "endless.py").write_text(ENDLESS)
-    command = [
-        sys.executable,
-        "-m",
-        "pserver",
-        "launch",
-        "--nccl2",
-        "--trainers",
-        "2",
-        "endless.py",
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as launched:
-        pids: dict[str, int] = {}
-        assert launched.stdout is not None
-        while len(pids) < 2 and (line := launched.stdout.readline()):
-            if match := re.match(r"(trainer \d) \| under way (\d+)", line):
-                pids[match[1]] = int(match[2])
-        assert len(pids) == 2, communicated(launched, PATIENCE)
-        os.kill(pids["trainer 1"], signal.SIGKILL)
-        killed = time.monotonic()
-        _, err = communicated(launched, PATIENCE)
-    log = (tmp_path / "logs" / "trainer-0.log").read_text()
+    (processes.path / "endless.py").write_text(ENDLESS)
+    words = ("-m", "pserver", "launch", "--nccl2", "--trainers", "2", "endless.py")
+    launched = processes.python("launch", *words)
+    pids = [int(launched.said(rf"trainer {n} \| under way (\d+)")[1]) for n in (0, 1)]
+    os.kill(pids[1], signal.SIGKILL)
+    killed = time.monotonic()
 
-    assert launched.returncode == 137 and "trainer 1 failed with status 137" in err, err
+    assert launched.status() == 137 and launched.said("trainer 1 failed with status 137")
     assert time.monotonic() - killed < scaled(20)
     assert (
         "pserver.errors.TrainerLost: trainer 1 is lost: its connection ended without a goodbye"
-        in log
+        in (processes.path / "logs" / "trainer-0.log").read_text()
     )
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def test_a_trainer_that_falls_silent_is_named_by_the_others(processes: Processes) -> None:

@@ -15,6 +15,7 @@ import torch
 from pserver.launcher.cluster import free_port
 from tests.support.launched import EXAMPLES, accuracy, environment, launched
 from tests.support.load import communicated
+from tests.support.processes import Processes
 from tests.support.tiers import RARE
 
 DEADLINE = 100.0
@@ -28,7 +29,7 @@ def test_digits_learns_alone(tmp_path: Path, flags: tuple[str, ...]) -> None:
     accuracy.
     """
     script = str(EXAMPLES / "digits.py")
-    out = launched(tmp_path, "", script, *flags, command=(sys.executable,)).output
+    out = launched(tmp_path, "", script, *flags, command=()).output
 
     assert out.splitlines()[-1].startswith("accuracy") and accuracy(out) >= 0.97
 
@@ -97,13 +98,12 @@ def test_the_transpiler_by_hand_runs_as_four_processes() -> None:
             assert server.returncode == 0, out
 
 
-def test_the_transpiler_by_hand_names_a_missing_variable() -> None:
+def test_the_transpiler_by_hand_names_a_missing_variable(processes: Processes) -> None:
     """A TRAINER without TRAINERS gets an error that names it."""
     role = {"TRAINING_ROLE": "TRAINER", "TRAINER_ID": "0", "PSERVER_ENDPOINTS": "127.0.0.1:1"}
-    with started([sys.executable, str(EXAMPLES / "transpiler_by_hand.py")], **role) as process:
-        out = communicated(process, DEADLINE)[0]
+    trainer = processes.python("trainer", str(EXAMPLES / "transpiler_by_hand.py"), **role)
 
-    assert process.returncode == 1 and "TRAINERS is not set" in out
+    assert trainer.status() == 1 and trainer.said("TRAINERS is not set")
 
 
 @pytest.mark.gpu

@@ -7,7 +7,6 @@ in (``test_examples.py``, ``test_ctr.py``).
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -83,4 +82,4 @@ def test_digits_learns_without_servers(tmp_path: Path, script: str, trainers: in
 def test_alone(tmp_path: Path, script: str) -> None:
     """Plain ``python``: the same script in one process."""
     words = SMALL if script == "ctr.py" else []
-    launched(tmp_path, "", str(EXAMPLES / script), *words, command=(sys.executable,))
+    launched(tmp_path, "", str(EXAMPLES / script), *words, command=())

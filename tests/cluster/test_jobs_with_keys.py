@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.cluster_keys import key_folder
+from tests.support.launched import launched
 from tests.support.load import run
 
 pytestmark = pytest.mark.processes
@@ -59,15 +60,21 @@ first = os.environ["RANK"] == "0\"""",
 )
 
 
-def launched(path: Path, script: str, *flags: str) -> tuple[str, list[Any]]:
-    """The output of a launch that ended well, and what trainer 0 has found."""
+def found_in(output: str) -> list[Any]:
+    """What trainer 0 has found."""
+    line = next(line for line in output.splitlines() if "found [" in line)
+    found: list[Any] = json.loads(line.partition("found ")[2])
+    return found
+
+
+def begun(path: Path, script: str, *flags: str) -> tuple[str, list[Any]]:
+    """The output of a launch of interpreters that ended well, and what trainer 0 has found."""
     (path / "train.py").write_text(script)
     command = [sys.executable, "-m", "pserver", "launch", *flags, "--trainers", "2", "train.py"]
     environ = {name: value for name, value in os.environ.items() if name != "PSERVER_KEYS"}
     done = run(command, cwd=path, env=environ, capture_output=True, text=True, timeout=DEADLINE)
     assert done.returncode == 0, done.stdout + done.stderr
-    line = next(line for line in done.stdout.splitlines() if "found [" in line)
-    return done.stdout, json.loads(line.partition("found ")[2])
+    return done.stdout, found_in(done.stdout)
 
 
 @pytest.mark.timeout(300)
@@ -76,8 +83,8 @@ def test_a_job_over_tls_is_the_job_without(tmp_path: Path) -> None:
     none.
     """
     served = "--servers", "1", "--transport", "tcp"
-    _, plain = launched(tmp_path, SERVED, *served)
-    out, found = launched(tmp_path, SERVED, *served, "--keys", str(key_folder() / "a"))
+    out, found = begun(tmp_path, SERVED, *served, "--keys", str(key_folder() / "a"))
+    plain = found_in(launched(tmp_path, "", *served, "--trainers", "2", "train.py").output)
 
     assert found[0] == plain[0] and "joined over tcp" in out and "with keys" in out
     ready = next(line for line in out.splitlines() if "pserver ready at" in line)
@@ -91,7 +98,7 @@ def test_a_job_over_tls_is_the_job_without(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_a_collective_job_listens_at_loopback_alone(tmp_path: Path) -> None:
     """The rendezvous at MASTER_PORT, and gloo's own; no port of another kind."""
-    _, (_, master, found) = launched(tmp_path, COLLECTIVE, "--nccl2")
+    _, (_, master, found) = begun(tmp_path, COLLECTIVE, "--nccl2")
 
     everything = [tuple(each) for sockets in found.values() for each in sockets]
     assert int(master) in {port for _, port in everything}

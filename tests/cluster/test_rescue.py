@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from pserver.checkpoint import checkpoint
-from tests.support.launched import LAUNCH, environment
-from tests.support.load import run
 from tests.support.processes import Processes
 
 SCRIPT = """
@@ -33,23 +29,15 @@ fleet.finish()
 pytestmark = pytest.mark.processes
 
 
-def test_launch_saves_what_a_failed_job_held_below_data_dir(tmp_path: Path) -> None:
+def test_launch_saves_what_a_failed_job_held_below_data_dir(processes: Processes) -> None:
     """Before its servers end; its own exit status is that of the failure."""
-    (tmp_path / "train.py").write_text(SCRIPT)
+    (processes.path / "train.py").write_text(SCRIPT)
     flags = ("--servers", "2", "--trainers", "1", "--data-dir", "data", "train.py", "0.1")
-    done = run(
-        [*LAUNCH, *flags],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    launch = processes.python("launch", "-m", "pserver", "launch", *flags)
 
-    assert done.returncode == 1, done.stderr
-    assert "pserver launch: saved step 7 of the failed job, 8 tensors" in done.stderr
-    (directory,) = (tmp_path / "data").glob("failed-*")
+    assert launch.status() == 1, launch
+    assert launch.said("pserver launch: saved step 7 of the failed job, 8 tensors")
+    (directory,) = (processes.path / "data").glob("failed-*")
     tensors, meta = checkpoint.load(directory)
     assert meta["step"] == 7 and tensors["state/exp_avg/weight"].shape == (2, 4)
 

@@ -1,4 +1,4 @@
-"""Examples as a user starts them: ``pserver launch`` with real processes, and what they say."""
+"""Examples under ``pserver launch`` with real processes, and what they say."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.load import run
+from tests.support.processes import Processes
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "trainer" / "examples"
@@ -18,7 +18,7 @@ LAUNCH = (sys.executable, "-m", "pserver", "launch")
 
 
 class Said(NamedTuple):
-    """The command's output, and trainer 0's log where there is one."""
+    """The command's output, its errors among it, and trainer 0's log where there is one."""
 
     output: str
     log: str
@@ -29,8 +29,9 @@ def environment(**role: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", **role}
 
 
-def launched(cwd: Path, cluster: str, *words: str, command: Sequence[str] = LAUNCH) -> Said:
-    """Runs a command to its end, which has to be a good one.
+def launched(cwd: Path, cluster: str, *words: str, command: Sequence[str] = LAUNCH[1:]) -> Said:
+    """Runs ``python COMMAND``, unless said otherwise ``pserver launch``, to its end, which has to
+    be a good one.
 
     Args:
         cluster: "SERVERS x TRAINERS"; "" where ``words`` say it.
@@ -40,19 +41,16 @@ def launched(cwd: Path, cluster: str, *words: str, command: Sequence[str] = LAUN
     """
     servers, _, trainers = cluster.partition(" x ")
     counts = ["--servers", servers, "--trainers", trainers] if cluster else []
-    done = run(
-        [*command, *counts, *words],
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    processes = Processes(cwd)
+    try:
+        process = processes.python("command", *command, *counts, *words)
+        status = process.status(patience=SECONDS)
+    finally:
+        processes.end()
     path = cwd / "logs" / "trainer-0.log"
     log = path.read_text() if path.exists() else ""
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{log}"
-    return Said(done.stdout, log)
+    assert status == 0, f"{process}\n{log}"
+    return Said("\n".join(process.lines), log)
 
 
 def accuracy(text: str) -> float:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.support.collective_trainers import DEADLINE, NCCL2, Trainer, joined, ports
+from tests.support.collective_trainers import NCCL2, Trainer, joined, ports
+from tests.support.processes import Processes
 from tests.trainer.executor.nccl2_example import STEPS, model_and_data
 from tests.trainer.executor.nccl2_example import step as example_step
 from trainer import ParallelExecutor
@@ -72,20 +70,18 @@ def test_the_documentations_example_and_a_death(tmp_path: Path) -> None:
     one of them is killed the other is told within seconds who it was.
     """
     endpoints, script = ports(2), Path(__file__).with_name("nccl2_example.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[3])}
-    words = [
-        [sys.executable, str(script), str(rank), ",".join(endpoints), str(tmp_path)]
-        for rank in range(2)
-    ]
-    running = [
-        subprocess.Popen(each, env=environment, stdout=subprocess.PIPE, text=True) for each in words
-    ]
+    processes = Processes(tmp_path)
     try:
-        said = [each.communicate(timeout=DEADLINE)[0] for each in running]
+        words = (",".join(endpoints), str(tmp_path))
+        path = str(script.parents[3])
+        running = [
+            processes.python(f"trainer {rank}", str(script), str(rank), *words, PYTHONPATH=path)
+            for rank in range(2)
+        ]
+        assert [each.status() for each in running] == [0, -9], running
     finally:
-        for each in running:
-            each.kill()
-    assert [each.returncode for each in running] == [0, -9]
+        processes.end()
+    said = running[0].said("TrainerLost after .*")[0]
     model, data = model_and_data()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     for row in joined(data):
@@ -96,9 +92,9 @@ def test_the_documentations_example_and_a_death(tmp_path: Path) -> None:
     for name, value in model.state_dict().items():
         torch.testing.assert_close(found[0][name], value, rtol=0, atol=1e-6)
         assert torch.equal(found[0][name], found[1][name])
-    assert said[0].startswith("TrainerLost after ") and float(said[0].split()[2]) < 8
-    assert f"trainer 1 ({endpoints[1]}) is lost" in said[0]
+    assert float(said.split()[2]) < 8
+    assert f"trainer 1 ({endpoints[1]}) is lost" in said
     assert (
         f"trainer 0 ({endpoints[0]}) is in c_allreduce_sum of bias@GRAD to weight@GRAD (bucket 0, "
-        f"step {STEPS + 1})" in said[0]
+        f"step {STEPS + 1})" in said
     )
