@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = str(Path(__file__).parents[3])
+from tests.support.fork_server import ROOT, started
+from tests.support.load import patiently
 
 BEGIN = """
 import atexit, os, signal, sys, threading, time
@@ -30,23 +28,21 @@ pytestmark = pytest.mark.processes
 
 def ended(script: str) -> tuple[int, list[str]]:
     """The exit status and the lines of a process that gets SIGTERM when it says "ready"."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", BEGIN + script],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": ROOT},
-    )
-    assert process.stdout is not None
+    process = started(["-c", BEGIN + script], os.environ, ROOT, joined=False)
+    assert process.stdin is not None and process.stdout is not None
     lines = []
     try:
         while (line := process.stdout.readline().rstrip("\n")) != "ready":
             assert line, lines
             lines.append(line)
         process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=60)
+        said = process.stdout.read()
+        status = patiently(process.wait, 60.0)
     finally:
         process.kill()
-    return process.returncode, [*lines, *said.splitlines()]
+        process.stdin.close()
+        process.stdout.close()
+    return status, [*lines, *said.splitlines()]
 
 
 def test_the_job_is_told_and_the_script_s_own_endings_run() -> None:
