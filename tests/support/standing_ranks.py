@@ -54,7 +54,7 @@ class StandingRanks:
             raise AssertionError("\n".join(failures))
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
         with tempfile.NamedTemporaryFile(delete=False) as file:
             Path(file.name).unlink()
         for rank in range(self._size):

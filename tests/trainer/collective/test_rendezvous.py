@@ -78,7 +78,7 @@ def test_an_exception_of_a_child_reaches_the_parent_with_its_traceback(tmp_path:
 def test_a_killed_child_is_named_to_the_parent_and_to_the_others(tmp_path: Path) -> None:
     """kill -9 leaves no message: its connection says so, and the exit code has the signal."""
     with pytest.raises(ProcessExitedException, match="trainer 1 was ended by SIGKILL") as raised:
-        spawn(ranks.end, (str(tmp_path), "kill"), nprocs=2)
+        spawn(ranks.end, (str(tmp_path), "kill"), nprocs=2, start_method="forkserver")
 
     assert raised.value.exit_code == -9 and raised.value.signal_name == "SIGKILL"
     seconds, text = said(tmp_path)
