@@ -12,21 +12,15 @@ from tests.support.pages import PAGES, Reader, fences, name
 from tests.support.tiers import RARE
 
 RUN = ("python", "sh")
-# whose examples start jobs again and again; README.md, and the shorter pages, stand for them
+# whose examples start processes again and again; README.md, and the shorter pages, stand for them,
+# for the page of notebooks test_notebook.py
 LONG = {
     *("checkpoints.md", "collective.md", "command_line.md", "datasets.md", "deployment.md"),
-    *(
-        "dgc.md",
-        "elasticity.md",
-        "embeddings.md",
-        "evaluation.md",
-        "inference.md",
-        "lightning.md",
-        "modes.md",
-    ),
-    *("names.md", "planner.md", "programs.md", "quickstart.md", "ray.md", "recommenders.md"),
-    *("restarts.md", "rules.md", "security.md", "sharding.md", "trace.md", "transformers.md"),
-    *("web.md", "clicks.md", "by_hand.md", "fluid.md", "tensorflow.md", "torch_rpc.md"),
+    *("dgc.md", "elasticity.md", "embeddings.md", "evaluation.md", "inference.md", "lightning.md"),
+    *("loggers.md", "manifests.md", "modes.md", "names.md", "notebook.md", "planner.md"),
+    *("programs.md", "quickstart.md", "ray.md", "recommenders.md", "restarts.md", "rows_in_ram.md"),
+    *("rules.md", "security.md", "sharding.md", "trace.md", "transformers.md", "web.md"),
+    *("weights.md", "clicks.md", "by_hand.md", "fluid.md", "tensorflow.md", "torch_rpc.md"),
     *("torchrec.md", "persia.md", "operate.md", "replay.md", "exactly_once.md"),
 }
 LANGUAGES = (*RUN, "output", "text")

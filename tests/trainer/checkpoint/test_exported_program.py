@@ -10,11 +10,12 @@ from torch import nn
 
 from tests.support.models import convolution, gpt2
 from tests.support.table_programs import Net, adagrad, batches, step
+from tests.support.tiers import RARE
 from trainer import Executor, export_program, load_inference_model, save_inference_model
 from transpiler import InputSpec, capture
 
 
-@pytest.mark.parametrize("case", [convolution, pytest.param(gpt2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", [convolution, RARE(gpt2)])
 def test_an_exported_program_computes_the_same(case, tmp_path: Path):
     """A convolution and GPT-2 at other sizes: saved by torch.export, loaded, the same bits."""
     torch.manual_seed(4)
