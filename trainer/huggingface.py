@@ -27,7 +27,8 @@ from trainer.samplers.passes import Passes
 from trainer.samplers.shard import Shard, shard
 from transpiler.clip import ClipGradByGlobalNorm, GradClip
 
-with extra("transformers", "trainer.huggingface needs transformers"):
+with extra("transformers", "trainer.huggingface needs transformers and accelerate"):
+    import accelerate  # noqa: F401  # transformers' Trainer asks for it later
     import transformers
     from transformers import TrainingArguments
     from transformers.trainer_utils import SaveStrategy

@@ -9,13 +9,16 @@ import argparse
 
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from pserver import fleet
+from pserver.extras import extra
 from trainer.examples import digits_program
 from trainer.examples.display import Display
+
+with extra("examples", "the handwritten digits need scikit-learn"):
+    from sklearn.datasets import load_digits
 
 
 def data(device: str) -> tuple[DataLoader[tuple[torch.Tensor, ...]], torch.Tensor, torch.Tensor]:

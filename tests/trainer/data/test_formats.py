@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import math
 import random
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -482,15 +481,6 @@ def test_samples_are_counted_as_they_are_read(
 
     assert sum(counts) == samples
     assert counts == [form.read(piece, skip).samples for piece in pieces]
-
-
-def test_parquet_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without pyarrow the error says what to install, and what has failed."""
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-
-    for parser in ("parquet", "csv"):
-        with pytest.raises(ImportError, match=rf"'{parser}'.* '.\[data\]'.*\(.*pyarrow"):
-            format_of(parser, [Slot("ids")])
 
 
 def nonfinite(line: str) -> dict[str, list[float]]:
