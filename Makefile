@@ -75,8 +75,9 @@ demo: .venv/.examples
 	@tail -n 1 logs/trainer-0.log
 
 demo-clicks: .venv/.examples build/movielens/train.tsv
-	@echo "== MovieLens-100K in one process alone"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m trainer.examples.movielens > build/movielens/alone.txt
+	@echo "== MovieLens-100K in one process alone, for half a minute"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m trainer.examples.movielens > build/movielens/alone.txt 2> build/movielens/alone.log \
+	    || { cat build/movielens/alone.log; exit 1; }
 	@echo "== 2 parameter servers and 2 trainers; trainer 1 is killed at its step 600, and started again"
 	@rm -f build/movielens/killed
 	@$(BIN)/pserver launch --servers 2 --trainers 2 --max-restarts 1 trainer/examples/movielens.py --batch 128 --kill-at 600 $(ARGS)

@@ -1,7 +1,8 @@
 """The command line: ``pserver``, or ``python -m pserver``.
 
 Environment variables are read here and in ``trainer/environment``, nowhere else.  A mistake in what
-was typed ends the process with exit status 2, any other error with 1, both with one line on stderr.
+was typed ends the process with exit status 2, any other error with 1, Ctrl-C with 130, all with one
+line on stderr.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from pserver.security.access import Access
 from pserver.telemetry.memory import frozen_imports, share_heap
 
 FAILURE = 1
+INTERRUPTED = 130  # by SIGINT, as shells say it
 WIDE = 160  # columns of a table that goes to a file
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
@@ -413,6 +415,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         status, message = USAGE, str(error)
     except (PServerError, OSError, ValueError) as error:
         status, message = FAILURE, f"{error}" or type(error).__name__
+    except KeyboardInterrupt:
+        status, message = INTERRUPTED, "interrupted"
     print(f"pserver {arguments.command}: {' '.join(message.split())}", file=sys.stderr)
     return status
 

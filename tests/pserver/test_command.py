@@ -1,5 +1,5 @@
 """Promises of the command line: what is typed wrongly is one line on stderr and exit status 2; what
-goes wrong, status 1.
+goes wrong, status 1; Ctrl-C, status 130.
 """
 
 from __future__ import annotations
@@ -300,6 +300,19 @@ def test_what_goes_wrong_is_one_line_and_status_1(
 
     assert main(["serve"]) == 1
     assert one_line(capsys) == "pserver serve: 127.0.0.1:6174 does not answer\n"
+
+
+def test_ctrl_c_is_one_line_and_status_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A command that does not handle SIGINT itself shows no traceback."""
+
+    def interrupt(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pserver.cli.check.show", interrupt)
+    assert main(["check", HERE]) == 130
+    assert one_line(capsys) == "pserver check: interrupted\n"
 
 
 def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:

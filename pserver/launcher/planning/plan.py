@@ -607,7 +607,6 @@ def busy_seconds() -> float:
 # ---- plan ----
 
 
-INTERRUPTED = 130
 FAILED = 1
 
 
@@ -663,13 +662,10 @@ def show(
     """
     check_script(script)
     probe = probe_of(script, arguments, settings, environment)
-    try:
-        load = probe.load()
-        if isinstance(load, int):
-            return load
-        return _predict(probe, load, settings) if settings.probes else 0
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    load = probe.load()
+    if isinstance(load, int):
+        return load
+    return _predict(probe, load, settings) if settings.probes else 0
 
 
 def probe_of(
