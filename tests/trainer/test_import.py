@@ -64,6 +64,7 @@ LATE = {
         "grpc_reflection.v1alpha",
         "pserver.job",
         "pserver.lane",
+        "pserver.launcher.processes",
         "pserver.service",
     ),
 }

@@ -7,10 +7,13 @@ from __future__ import annotations
 import copy
 import logging
 import sys
+from typing import TYPE_CHECKING
 
-from pserver.launcher.planning.plan import Choice
 from trainer.environment.environment import Connection, Role, RoleMaker
 from transpiler.strategy.strategy import DistributedStrategy
+
+if TYPE_CHECKING:
+    from pserver.launcher.planning.plan import Choice
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +68,9 @@ def searched(strategy: DistributedStrategy | None, role: RoleMaker) -> Distribut
 
 
 def _choice(names: str) -> Choice:
+    # here, because it imports the launcher, which few jobs need
+    from pserver.launcher.planning.plan import Choice
+
     path = Choice.beside(sys.argv[0])
     try:
         return Choice.read(path)
