@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
+import numpy.testing  # noqa: F401  # here, because that of numpy 1.26 starts a process
 import pytest
 import torch
 

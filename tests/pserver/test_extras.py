@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from fsspec.registry import _registry as drivers
 
 import pserver.ray
 from pserver.extras import extra
@@ -53,6 +54,7 @@ def test_an_absent_package_is_named_with_its_extra(
     """And the original error is quoted, and its cause."""
     for module in ("trainer.lightning", "trainer.huggingface", "trainer.examples.digits"):
         monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.delitem(drivers, "s3", raising=False)  # imported before
     monkeypatch.setenv("PSERVER_TENSORBOARD", "events")
     monkeypatch.setitem(sys.modules, absent, None)
     known = import_module("fsspec.registry")._registry

@@ -615,7 +615,7 @@ class ParquetRows:
         if slot.width is not None and (others := counts != max(slot.width, 1)).any():
             got = counts[others.argmax()]
             wrong.add(others, f"{slot.name}: expected {slot.values}, got {got}")
-        numbers, empty = _numbers(slot, values, fill), _nulls(values)
+        numbers, empty = self._numbers(slot, values, fill), _nulls(values)
         if indices is not None:
             places = indices.fill_null(0).to_numpy(zero_copy_only=False)
             if not len(numbers):  # all are null
@@ -629,6 +629,17 @@ class ParquetRows:
             why = f"{slot.name}: expected {slot.kind}, got an infinity or a NaN"
             wrong.add(rows_with(~finite, counts), why)
         return numbers, counts
+
+    def _numbers(self, slot: Slot, values: Any, fill: Any) -> Array:
+        """The values of an array of pyarrow's, or the ids of its texts."""
+        if slot.text:
+            found = hashed(*texts_of(values))
+        else:
+            zero = self._arrow.scalar(0).cast(values.type)
+            with np.errstate(over="ignore"):  # it is an infinity then
+                found = np.array(values.fill_null(zero)).astype(slot.array)
+        found[_nulls(values)] = fill or 0
+        return found
 
     def _fits(self, slot: Slot, kind: Any) -> bool:
         """Whether a column of this type of pyarrow's has the values of a slot."""
@@ -674,16 +685,4 @@ def _rows_of(values: Array, counts: Array, rows: Array) -> tuple[Array, Array]:
 
 def _nulls(array: Any) -> Array:
     found: Array = array.is_null().to_numpy(zero_copy_only=False)
-    return found
-
-
-def _numbers(slot: Slot, values: Any, fill: Any) -> Array:
-    """The values of an array of pyarrow's, or the ids of its texts."""
-    if slot.text:
-        found = hashed(*texts_of(values))
-    else:
-        zero = values.type.to_pandas_dtype()(0)
-        with np.errstate(over="ignore"):  # it is an infinity then
-            found = np.array(values.fill_null(zero)).astype(slot.array)
-    found[_nulls(values)] = fill or 0
     return found

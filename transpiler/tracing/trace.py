@@ -603,6 +603,12 @@ class _Environment(ShapeEnv):
         )
         self.asked: list[SizeGuard] = []
 
+    def traced_value(self, symbol: sympy.Symbol) -> int:
+        """The value of a symbol while tracing."""
+        # torch 2.10 has another name for it
+        values = "backed_var_to_val" if hasattr(self, "backed_var_to_val") else "var_to_val"
+        return int(getattr(self, values)[symbol])
+
     def _get_stack_summary(
         self, is_debug: bool = False, framework_loc: str | None = None
     ) -> tuple[SLoc, str]:
@@ -855,7 +861,7 @@ def _read_sizes(
                 raise _fixed(name, dim, size, symbol, decided)
             found.append(size)
             for each in size.free_symbols if size is not None else ():
-                made.hints[each] = int(environment.backed_var_to_val[each])
+                made.hints[each] = environment.traced_value(each)
         made.sizes.append(tuple(found))
     for guard in [*environment.asked, *decided]:
         made.guards.append(
