@@ -61,6 +61,7 @@ VERSIONS = tests/test_floors.py tests/test_protos.py tests/test_protocol_transcr
     tests/pserver/test_control.py tests/pserver/test_extras.py tests/pserver/security tests/pserver/transport \
     tests/conformance/test_transports.py tests/conformance/test_storage.py tests/pserver/storage tests/pserver/checkpoint \
     tests/pserver/telemetry tests/pserver/table tests/trainer/data tests/transpiler/formats \
+    tests/transpiler/tracing/test_capture.py tests/transpiler/tracing/test_register_rule.py \
     tests/cluster/test_examples.py tests/cluster/test_jobs_with_keys.py tests/cluster/test_fleet_cluster.py
 # aiobotocore[boto3]: the boto3 that fits beside s3fs, for moto
 TEST_TOOLS = hypothesis psutil pytest pytest-randomly pytest-timeout pytest-xdist \

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import (
@@ -37,6 +38,24 @@ _UNKNOWN = (
     DynamicOutputShapeException,
 )
 _ELEMENTS = 6  # of the example; any would do
+
+
+class _Environment(ShapeEnv):
+    """A ShapeEnv in which no hparam equals a number that torch's own code compares it with.
+
+    torch 2.10's ``pow`` asks whether its exponent is 1, 2 or 0.5; a later one asks only what is
+    known.  The recorded op is the same.
+    """
+
+    def evaluate_expr(self, orig_expr: sympy.Basic, *arguments: Any, **options: Any) -> sympy.Basic:
+        """Decides as ShapeEnv does, where it can."""
+        try:
+            return super().evaluate_expr(orig_expr, *arguments, **options)
+        except GuardOnDataDependentSymNode:
+            asks = source_location.deciding_file()
+            if isinstance(orig_expr, sympy.Equality) and source_location.is_torch(asks):
+                return sympy.false
+            raise
 
 
 def trace_rule(
@@ -81,7 +100,7 @@ def _ops(
 ) -> list[Op]:
     states = block.variables_of(Role.STATE)
     names = inputs_of(block)
-    environment, lines = ShapeEnv(), NodeLines()
+    environment, lines = _Environment(), NodeLines()
     with FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True):
         tensors = [torch.empty(_ELEMENTS, dtype=dtype) for _ in ("param", "grad")]
         tensors += [
