@@ -267,7 +267,7 @@ class ChildProcess:
         self.name, self.log, self.reported_error = name, log, ""
         self._last, self._trace = deque[str](maxlen=TAIL_LINES), list[str]()
         self.status: int | None = None
-        self.stopped = self.killed = False
+        self.stopped = self.killed = self._interrupted = self._hides = False
         self.preempted_after: int | None = None
         self._began = self._over = time.monotonic()
         self._terminal, self._owns, self._line, self._ended = terminal, owns_terminal, line, ended
@@ -343,6 +343,7 @@ class ChildProcess:
         if self.status is None:
             self.killed = self.stopped and number == signal.SIGKILL
             self.stopped = True
+            self._interrupted |= number == signal.SIGINT
             self._popen.send_signal(number)
 
     def _wait(self) -> None:
@@ -356,7 +357,7 @@ class ChildProcess:
     def _read(self) -> None:
         rest = b""
         while chunk := self._chunk():
-            if self._owns:
+            if self._owns and not self._interrupted:
                 self._showing.do(partial(self._terminal.through, chunk))
             *lines, rest = (rest + chunk).split(b"\n")
             # drop the text that a carriage return has overwritten
@@ -378,10 +379,17 @@ class ChildProcess:
         text = CONTROL.sub("", raw.decode(errors="replace")).rstrip("\r").rpartition("\r")[2]
         self._remember(text)
         self._file.add(text)
-        if not self._owns:
+        if (self._interrupted or not self._owns) and not self._is_of_interrupt(text):
             self._showing.do(partial(self._terminal.line, self.name, text))
         if self._line is not None:
             self._seeing.do(partial(self._line, self, text))
+
+    def _is_of_interrupt(self, text: str) -> bool:
+        """Whether a line is of the traceback with which Ctrl-C ends Python; the log has it."""
+        within, self._hides = self._hides, self._interrupted and text == _TRACE
+        if within and (text.startswith(" ") or not text):
+            self._hides = True
+        return self._hides or (within and text.startswith("KeyboardInterrupt"))
 
     def _say(self, text: str) -> None:
         self._terminal.line(self.name, f"pserver launch: {text}")

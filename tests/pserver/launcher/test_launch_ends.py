@@ -183,6 +183,23 @@ def test_a_signal_is_passed_on(run: type[Run], number: int, expected: int) -> No
     assert status == expected and out.count("left in order") == 2
 
 
+def test_the_traceback_of_ctrl_c_is_in_the_log_alone(run: type[Run]) -> None:
+    """What a script says then is shown."""
+    one = run(
+        "import atexit, os, signal\natexit.register(print, 'said at the end')\n"
+        "print('pid', os.getpid(), flush=True)\nsignal.pause()"
+    )
+    for name in ("trainer-0.log", "trainer-1.log"):
+        one.wait_for(name, r"pid (\d+)")
+    one.popen.send_signal(signal.SIGINT)
+    status, out, err = one.end()
+
+    assert status == 130 and out.count("said at the end") == 2
+    assert "Traceback" not in out + err and "KeyboardInterrupt" not in out + err
+    for name in ("trainer-0.log", "trainer-1.log"):
+        one.wait_for(name, r"Traceback(?s:.*)KeyboardInterrupt()")
+
+
 @pytest.mark.long  # test_supervisor.py stands for it
 def test_a_second_signal_kills(run: type[Run]) -> None:
     """Who ignores the first Ctrl-C does not survive the second."""
