@@ -58,6 +58,7 @@ LAZY = {
     "trainer/hybrid/parallel.py": "torch's FSDP2",
     "trainer/job/job.py": "the kernels of rows",
     "trainer/job/save_load.py": "the kernels of rows",
+    "trainer/job/search.py": "the planner of launch, for strategy.auto",
     "trainer/sharding/levels.py": "torch's FSDP2",
     "transpiler/tracing/backward.py": "torch's tracer, for processes that capture nothing",
     "transpiler/tracing/capture.py": "torch's tracer, for processes that capture nothing",
