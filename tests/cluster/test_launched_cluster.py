@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.load import Deadline, communicated, scaled
+from tests.support.processes import Processes
 
 DEADLINE = 100.0
 SCRIPT = """
@@ -131,11 +132,14 @@ def free(endpoints: list[str]) -> bool:
     return True
 
 
-def test_servers_end_when_the_trainers_have_finished(launched: type[Launched]) -> None:
+def test_servers_end_when_the_trainers_have_finished(processes: Processes) -> None:
     """The job's status is 0, servers have left by themselves, and their ports are free."""
-    status, out, err = launched("10").end()
+    (processes.path / "script.py").write_text(SCRIPT)
+    words = ("-m", "pserver", "launch", "--servers", "2", "--trainers", "2")
+    launch = processes.python("launch", *words, "--heartbeat-timeout", "5", "script.py", "10")
 
-    assert status == 0, out + err
+    assert launch.status() == 0, launch
+    out = "\n".join(launch.lines)
     assert out.count("finished") == 2 and out.count("the job is done") == 2 and "SIGTERM" not in out
     assert free(re.findall(r"pserver ready at (\S+)", out))
 
