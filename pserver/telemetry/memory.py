@@ -34,6 +34,8 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from pserver.own_packages import uncollected
+
 # ---- garbage collector ----
 #
 # Python's garbage collector, kept away from what lives as long as the process does.
@@ -45,14 +47,11 @@ def frozen_imports() -> Iterator[None]:
 
     For a process of ours, before it has anything but modules.
     """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if collects:
-            gc.enable()
+    with uncollected():
+        try:
+            yield
+        finally:
+            gc.freeze()
 
 
 @cache
