@@ -49,8 +49,10 @@ def run_serve(arguments: argparse.Namespace) -> int:
     with frozen_imports():
         # here, because torch takes a second to import, and --help does not need it
         from pserver.service import server
+        from pserver.service.eager_only import without_compiler
         from pserver.telemetry import logs
 
+        without_compiler()
         server.warm_up()
 
     if arguments.log_json or os.environ.get("PSERVER_LOG_JSON") == "1":

@@ -20,7 +20,8 @@ that asked for them.  It names each by its path, relative to its own or, in anot
 and by its identity; and it says of which slices in which parts each tensor is put together.  The
 tables of a part are those rows of the tables that its server holds.  So any number of servers can
 resume.  Each part has a chain of its own; the checkpoint that names them has none, but another one
-may continue it.
+may continue it.  A save that replaces a checkpoint has its parts in a new directory below,
+``parts-...``, so that the old one stays whole until the new manifest replaces it.
 
 [Note: the checksum of the metadata]  The checksum is over the bytes of the whole file, in which
 zeros stand where it is written itself: its last entry.  So every changed bit is noticed, spaces
@@ -34,6 +35,7 @@ import hashlib
 import json
 import logging
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatch
@@ -326,6 +328,7 @@ class WholeTensor:
 
 
 MANIFEST = "checkpoint.json"
+PARTS = re.compile(r"parts-[0-9a-f]{16}")  # a directory of the parts of one save
 _WRITTEN = (
     "tensors-*.safetensors",
     "rows-*.chunks",
@@ -688,15 +691,51 @@ def _remove_old(place: Place, manifest: Manifest, needed: set[str]) -> None:
     """Removes the files of older saves and of stopped ones, except those that a chain needs, and
     no file that a save has not written.
     """
-    keep = {MANIFEST, *manifest.files}
     names = place.names()
-    for name in (_kept(identity) for identity in needed):
-        if name in names:
-            keep |= {name, *_parse(place, place.read(name), name).files}
+    kept = {
+        name: _parse(place, place.read(name), name) for name in map(_kept, needed) if name in names
+    }
+    keep = {MANIFEST, *manifest.files, *kept}.union(*(each.files for each in kept.values()))
     for name in names:
         if name not in keep and any(fnmatch(name, pattern) for pattern in _WRITTEN):
             place.remove(name)
     place.tidy()
+    _remove_old_parts(place, [manifest, *kept.values()])
+
+
+def _remove_old_parts(place: Place, needed: Sequence[Manifest]) -> None:
+    """Removes the directories of parts below a place that no needed checkpoint names; a failure is
+    only logged.
+    """
+    named = {
+        piece
+        for found in needed
+        for each in (() if found.parts is None else found.parts.places)
+        for piece in each.path.split("/")
+    }
+    for name in place.directories():
+        if PARTS.fullmatch(name) and name not in named and _is_below(place, name):
+            try:
+                clear(place.at(name))
+            except OSError as error:
+                log.warning("%s/%s: old parts could not be removed: %s", place, name, error)
+
+
+def _is_below(place: Place, name: str) -> bool:
+    """Whether a directory is there itself, and not a link to another one."""
+    return relative(place, place.at(name)) == name
+
+
+def clear(place: Place) -> None:
+    """Removes all files of a place, those of its servers' parts too, and the directory."""
+    for name in place.directories():
+        if fnmatch(name, "server-*") and _is_below(place, name):
+            clear(place.at(name))
+    for file in sorted(place.names(), key=lambda file: file != MANIFEST):
+        place.remove(file)
+    if isinstance(place, LocalPlace) and place.directory.is_dir():
+        place.tidy()
+        place.directory.rmdir()
 
 
 def _parse(place: Place, content: bytes, name: str) -> Manifest:
@@ -761,7 +800,7 @@ def _base(found: Any, where: str) -> Base | None:
 
 # what a save writes, also one that stopped before its end; what the system puts into a new volume
 _FILES = ("checkpoint*.json*", "tensors-*", "rows-*", "needed-by-*.json", f"{PARTIAL}*", ".*")
-_DIRECTORIES = ("server-*", f"{PARTIAL}*", "lost+found", ".*")
+_DIRECTORIES = ("server-*", "parts-*", f"{PARTIAL}*", "lost+found", ".*")
 _SHOWN, _LOOKED_INTO = 3, 16
 
 

@@ -14,6 +14,7 @@ silent for the heartbeat timeout: an operator's process that dies does not stop 
 
 from __future__ import annotations
 
+import logging
 import math
 import secrets
 import threading
@@ -57,6 +58,8 @@ from transpiler.verify.untrusted import check_server_program
 
 if TYPE_CHECKING:
     from pserver.lane.tables import LockedTable
+
+log = logging.getLogger(__name__)
 
 
 # ---- last save ----
@@ -500,6 +503,8 @@ def _open_tables(plan: Plan, server: int, scratch: str | None) -> dict[str, Lock
     try:
         return {table.name: LockedTable(table, plan, server, place) for table in plan.tables}
     except (ImportError, OSError) as error:
+        # the trainer gets one line; which memory or file it was stands here
+        log.error("the tables of this program cannot be opened", exc_info=error)
         raise Refused(f"the tables of this program: {error}") from error
 
 

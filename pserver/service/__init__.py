@@ -9,6 +9,7 @@ In reading order::
     tensors         one stream of one lane: GRADIENT, ASSIGN, COMMIT, VALUE, PULL
     tables          the streams that read and load rows: LOOKUP, SCAN, VALUE; an observer's stream
     server_metrics  the metrics of a server
+    eager_only      torch without its compiler, in the process of `pserver serve`
 
 Here frames become calls of :class:`pserver.job.job.Job` and its parts, and what these return
 becomes frames.  No arithmetic.

@@ -120,13 +120,12 @@ class CheckpointFolder:
             if each.name not in needed:
                 self._remove(each.name)
 
-    def discard(self, name: str, servers: int) -> None:
+    def discard(self, name: str) -> None:
         """Removes a checkpoint that was never completed, with the parts of its servers."""
         place = self._place.at(name)
         try:
             if name not in {each.name for each in self._kept}:
-                for each in (*(place.at(f"server-{number}") for number in range(servers)), place):
-                    _clear(each)
+                manifest.clear(place)
         except OSError as error:
             log.warning("what is left of %s could not be removed: %s", place, error)
 
@@ -144,7 +143,7 @@ class CheckpointFolder:
             parts = _part_places(place)
             place.remove(manifest.MANIFEST)  # what is left behind is then no checkpoint
             for each in (*parts, place):
-                _clear(each)
+                manifest.clear(each)
             for each in parts:
                 if isinstance(each, LocalPlace) and each.directory.parent != Path(place.path):
                     with suppress(OSError):  # in a server's own store, which has other jobs' parts
@@ -159,12 +158,3 @@ def _part_places(place: Place) -> list[Place]:
         return manifest.part_places(manifest.read(place))
     except (OSError, ValueError):
         return []
-
-
-def _clear(place: Place) -> None:
-    """Removes all files, and the directory."""
-    for file in sorted(place.names(), key=lambda file: file != manifest.MANIFEST):
-        place.remove(file)
-    if isinstance(place, LocalPlace) and place.directory.is_dir():
-        place.tidy()
-        os.rmdir(place.path)

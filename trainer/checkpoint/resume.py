@@ -643,8 +643,8 @@ def layout_of(plan: Plan, states: States) -> dict[str, WholeTensor]:
     return found
 
 
-def write(
-    path: str,
+def write_rest(
+    writer: checkpoint.Writer,
     rest: Rest,
     parts: Sequence[Saved],
     layout: Mapping[str, WholeTensor],
@@ -667,9 +667,8 @@ def write(
             name: dict(known) | dict(rest.stepped.get(name, ([], {}))[1])
             for name, known in tables.items()
         }
-    with checkpoint.writing(path) as writer:
-        writer.parts(parts, layout)
-        writer.tensors(rest.tensors)
-        for name, (chunks, _) in rest.stepped.items():
-            writer.chunks(f"{name}@trainer", chunks)
-        return writer.commit(meta)
+    writer.parts(parts, layout)
+    writer.tensors(rest.tensors)
+    for name, (chunks, _) in rest.stepped.items():
+        writer.chunks(f"{name}@trainer", chunks)
+    return writer.commit(meta)

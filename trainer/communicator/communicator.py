@@ -705,6 +705,7 @@ class Communicator:
         self._open.difference_update(chosen)
         self.buffers.capture(chosen)
         for index in chosen:
+            self.external_writes.complete(index)
             self.lanes[index].close(hparams, overflow)
             self.page.steps.closed(index)
 

@@ -25,7 +25,6 @@ from trainer.environment.environment import Role
 from trainer.job.checkpoint_settings import CheckpointSettings
 from trainer.job.due_saves import DueSaves
 from trainer.job.job import Job
-from trainer.job.part_saves import PartSaves
 from trainer.job.random_states import restore_random_states
 from trainer.job.save_load import read, write
 from trainer.job.save_schedule import SaveSchedule
@@ -62,7 +61,6 @@ class AutomaticSaves:
         self._job, self._settings = job, settings
         self.resumed = False
         self._folder: CheckpointFolder | None = None
-        self._parts: PartSaves | None = None
         # only the leader writes and chooses; a trainer 0 that joins late may not be the leader
         if job.is_first and job.role.role is not Role.TRAINER:
             self._hold()
@@ -78,7 +76,6 @@ class AutomaticSaves:
     def _hold(self) -> CheckpointFolder:
         """Takes the folder, which no other job uses from here on."""
         folder = self._folder = CheckpointFolder(self._settings.path, self._settings.keep)
-        self._parts = PartSaves(self._job, folder, self._settings.path)
         if (lock := folder.hold()) is not None:
             self._job.undo.callback(lock.release)
         return folder
@@ -325,7 +322,7 @@ class AutomaticSaves:
                 trainers = {trainer: bounded_json.loads(text) for trainer, text in told.items()}
                 leases, of = job.samples.lease_state(), job.role.trainers
                 place = ScriptPlace(job.passes.count, states, trainers, leases, of)
-                if self._left_to_servers(steps, place):
+                if self._left_to_servers(folder, steps, place):
                     return
                 base = folder.continued(job.saved, DELTAS) if job.tables is not None else ""
                 name = folder.name_at(steps)
@@ -333,23 +330,22 @@ class AutomaticSaves:
                 folder.add(name, base)
                 log.info("saved %s", folder.path_of(name))
 
-    def _left_to_servers(self, steps: int, place: ScriptPlace) -> bool:
+    def _left_to_servers(self, folder: CheckpointFolder, steps: int, place: ScriptPlace) -> bool:
         """Starts a save by the servers, if possible; tells whether the servers save, or still write
         an earlier save.
         """
-        parts = self._parts
-        if parts is None or not parts.possible():
+        parts = self._job.parts
+        if not parts.possible():
             return False
         if parts.under_way:
             log.warning("no checkpoint after step %d: the one before is being written", steps)
         else:
-            parts.begin(steps, place.plain(), DELTAS)
+            parts.begin(folder, steps, place.plain(), DELTAS)
         return True
 
     def finish(self) -> None:
         """Waits for a save that is under way."""
-        if self._parts is not None:
-            self._parts.finish()
+        self._job.parts.finish()
 
 
 def _without_parameters(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:

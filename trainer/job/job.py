@@ -59,6 +59,7 @@ from trainer.gradients.averaging import dense_means_of
 from trainer.gradients.dgc import dgc_of, local_clip
 from trainer.gradients.gradient_merge import gradient_merge_of
 from trainer.job.files import FileSystem
+from trainer.job.part_saves import PartSaves
 from trainer.modules.dump import ModuleDump
 from trainer.modules.loss_scaling import check_overlap, loss_scaling_of
 from trainer.modules.sync_batch_norm import (
@@ -88,6 +89,7 @@ from transpiler.strategy.strategy import DistributedStrategy
 from transpiler.strategy.update_rules import replaced
 
 if TYPE_CHECKING:
+    from trainer.checkpoint.tables import TableStore
     from trainer.communicator.tables import Tables
 
 
@@ -578,6 +580,7 @@ class Job:
         passes: the passes over data that ``fleet.shard`` has divided.
         saved: the last checkpoint that was written or read here.
         claims: the paths that it writes checkpoints to.
+        parts: saves of which the servers write their parts.
         tables: of the models' DistributedEmbeddings, if any, once the optimizer is distributed.
         splits_data: whether ``fleet.shard`` gives each trainer its own part.
         process: the job's settings of this process.
@@ -603,6 +606,7 @@ class Job:
         self._communicator: Communicator | None = None
         self.saved: Saved | None = None
         self.claims = Claims()
+        self.parts = PartSaves(self)
         self.tables: Tables | None = None
         self.passes = Passes(role.trainer_id, self.agree)
         self.splits_data = True
@@ -668,6 +672,14 @@ class Job:
         if self.early is not None:
             raise self.early
         return self._communicator
+
+    def table_store(self) -> TableStore | None:
+        """The rows of the job's tables, on servers or here; None without tables."""
+        if self.tables is None:
+            return None
+        from trainer.checkpoint.tables import store_of  # imports numba
+
+        return store_of(self.tables, self.communicator, [each.inner for each in self.optimizers])
 
     @property
     def is_first(self) -> bool:

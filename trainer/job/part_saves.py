@@ -1,10 +1,13 @@
-"""Saves of which every server writes its part, while the job continues.
+"""Saves of which every server writes its part.
 
 [Note: who waits for a save]  The trainers meet for the cut: between two steps trainer 0 copies the
-values that no server has, and every server takes a snapshot.  Then all continue.  A thread of
-trainer 0 waits until the parts are written, writes the manifest that names them, and lists the
-checkpoint.  Until then a reader finds the checkpoint before.  While a save is under way no other
-one begins.
+values that no server has, and every server takes a snapshot.  After an automatic save all continue:
+a thread of trainer 0 waits until the parts are written, writes the manifest that names them, and
+lists the checkpoint.  In ``fleet.save`` all wait for that.  Until then a reader finds the
+checkpoint before.  While a save is under way no other one begins.
+
+Where a server cannot write its part, or trainer 0 cannot read it, trainer 0 writes everything by
+itself, as the servers send it: see save_load.py.
 """
 
 from __future__ import annotations
@@ -12,17 +15,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from pserver.checkpoint import manifest
-from pserver.checkpoint.checkpoint import Saved
+from pserver.checkpoint import checkpoint, manifest
+from pserver.checkpoint.checkpoint import Claims, Saved, Writer
 from pserver.client.client import Client, SaveCalls, SaveState
 from pserver.errors import PServerError, Refused
 from pserver.running_clock import RUNNING
@@ -33,18 +37,40 @@ from trainer.checkpoint import resume
 from trainer.checkpoint.checkpoint_folder import CheckpointFolder
 from trainer.checkpoint.resume import Rest
 from trainer.communicator.communicator import Communicator
-from trainer.job.job import Job
-from trainer.job.save_load import store_of_tables
+from trainer.optimizer import DistributedOptimizer
+from trainer.samplers.passes import Passes
 from transpiler.files import bounded_json
+from transpiler.files.files import shown
 
 if TYPE_CHECKING:
     from trainer.checkpoint.tables import TableStore
+    from trainer.communicator.tables import Tables
 
 FINISH_SECONDS = 600.0  # for which the end of a job waits for a save
 WRITE_SECONDS = 3600.0  # that a part may take
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 1.0  # seconds between two requests for a part's state
 
 log = logging.getLogger(__name__)
+
+
+class SavedJob(Protocol):
+    """A job, as its saves need it: see :class:`trainer.job.job.Job`."""
+
+    saved: Saved | None
+    claims: Claims
+    optimizers: list[DistributedOptimizer]
+    passes: Passes
+    tables: Tables | None
+
+    @property
+    def communicator(self) -> Communicator | None:
+        """The connection to the servers."""
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers, by name."""
+
+    def table_store(self) -> TableStore | None:
+        """The rows of the tables."""
 
 
 class Elsewhere(OSError):
@@ -56,9 +82,9 @@ class _Part:
     """A server's part of a save.
 
     Attributes:
-        path: of the checkpoint, as sent to the server.
-        base: of the checkpoint that it continues, or "".
-        where: the path of the checkpoint for trainer 0; "": the server names the file.
+        path: of the directory of the save's parts, as sent to the server.
+        base: that of the save that it continues, or "".
+        where: the path of the directory for trainer 0; "": the server names the file.
         saves: the calls of the connection at the start of the save: a server that restarts
             meanwhile does not know the save, and must not begin it later than the others.
         state: of the part; None if it has not begun.
@@ -136,40 +162,55 @@ class _SaveInProgress:
     """A save whose snapshot has been taken.
 
     Attributes:
-        name, base: of the checkpoint, and of the one that its parts continue, or "".
         number: the save's number on the servers.
         rest: the content that trainer 0 adds.
         parts: by server.
-        failed: whether a part has not begun, so that the others are useless.
+        failure: the reason why a part has not begun, so that the others are useless; None: all
+            have.
     """
 
-    name: str
-    base: str
     number: int
     rest: Rest
     parts: Sequence[_Part]
-    failed: bool
+    failure: PServerError | None
     communicator: Communicator
     store: TableStore | None
 
+    def complete(self, writer: Writer) -> Saved:
+        """Waits for the parts, and writes trainer 0's content, and the manifest.
+
+        Raises:
+            Elsewhere: trainer 0 cannot read a part.
+            OSError, ValueError: a part, or the rest, cannot be written.
+            PServerError: a server does not answer, or the job has failed.
+        """
+        for part in self.parts:
+            part.wait(self.number)
+        found = [part.found() for part in self.parts]
+        return resume.write_rest(
+            writer,
+            self.rest,
+            [Saved(each.place.path, each.identity) for each in found],
+            resume.layout_of(self.communicator.plan, self.communicator.transfer.slice_states),
+            _tables(found, self.store),
+        )
+
 
 class PartSaves:
-    """Trainer 0's side of saves by parts.  See [Note: who waits for a save].
+    """The leader's side of saves by parts.  See [Note: who waits for a save].
 
     The script's thread calls it.
 
     Args:
         job: the job that saves.
-        folder: of the job's checkpoints; the thread of a save uses it while one is under way.
-        path: of the folder.
     """
 
-    def __init__(self, job: Job, folder: CheckpointFolder, path: str) -> None:
-        self._job, self._folder, self._path = job, folder, path
+    def __init__(self, job: SavedJob) -> None:
+        self._job = job
         self._thread: threading.Thread | None = None
         self._saved: Saved | None = None  # set by the thread
         self._number = 0  # of the last save
-        self._newest = ""  # the last checkpoint that these servers have written
+        self._newest = ""  # the path of the last save, which these servers have written
         self._said = ""  # the last logged reason why servers do not save
         self._elsewhere = False
 
@@ -193,52 +234,132 @@ class PartSaves:
             self._said = why
         return not why
 
-    def begin(self, steps: int, place: Mapping[str, Any], deltas: int) -> None:
+    # ---- automatic saves ----
+
+    def begin(
+        self, folder: CheckpointFolder, steps: int, place: Mapping[str, Any], deltas: int
+    ) -> None:
         """Takes the snapshot after so many steps, and continues in a thread.  All trainers wait,
         and have sent everything.
 
         Args:
+            folder: of the checkpoints; the thread uses it while the save is under way.
             place: of the script.
             deltas: the most checkpoints in a row that have only the changed rows of tables.
 
         Raises:
             OSError, ValueError: no save has begun.
         """
-        job = self._job
         self.collect()
-        communicator = job.communicator
-        assert communicator is not None, "it is possible"
-        base = "" if job.tables is None else self._folder.continued(job.saved, deltas)
-        if base != self._newest:
+        base = "" if self._job.tables is None else folder.continued(self._job.saved, deltas)
+        if base and folder.path_of(base) != self._newest:
             base = ""
-        name, store = self._folder.name_at(steps), store_of_tables(job)
+        name = folder.name_at(steps)
+        path = folder.path_of(name)
+        begun = self._begin(path, folder.path_of(base) if base else "", None, place)
+        self._thread = threading.Thread(
+            target=self._complete,
+            args=(folder, name, base, begun),
+            name="checkpoint",
+            daemon=True,
+        )
+        self._thread.start()
+        if begun.failure is not None:
+            raise OSError(f"a server cannot save its part: {begun.failure}") from begun.failure
+
+    def _complete(
+        self, folder: CheckpointFolder, name: str, base: str, begun: _SaveInProgress
+    ) -> None:
+        """Completes a checkpoint of the folder, in a thread; failures are logged."""
+        path = folder.path_of(name)
+        try:
+            if begun.failure is None:
+                with checkpoint.writing(path) as writer:
+                    self._saved = begun.complete(writer)
+                folder.add(name, base)
+                self._newest = path
+                log.info("saved %s", path)
+        except Exception as error:  # any error of a store: no thread waits for this one
+            self._saved = None
+            self._elsewhere = isinstance(error, Elsewhere)
+            log.error("no checkpoint %s, the job continues: %s", path, error)
+        if self._saved is None:
+            folder.discard(name)
+
+    # ---- saves of the script ----
+
+    def save(self, path: str, scheduler: Any | None, place: Mapping[str, Any] | None) -> bool:
+        """Saves to a directory, in place of the checkpoint that may be there, and waits until all
+        of it is written.  All other trainers wait, and everything has been sent.
+
+        Args:
+            scheduler: see :func:`trainer.job.save_load.save`.
+            place: of the script.
+
+        Returns:
+            Whether it is saved; False where not all servers keep files there, or trainer 0 does not
+            find the files: trainer 0 has to write everything.
+
+        Raises:
+            InUse: another job writes there.
+            OSError, ValueError: it cannot be saved; an existing checkpoint stays.
+            PServerError: a server does not answer, or the job has failed.
+        """
+        job, parts = self._job, joined(path, f"parts-{secrets.token_hex(8)}")
+        self.finish()
+        if self._elsewhere or self.under_way or not self._reach(parts):
+            return False
+        manifest.check_unshared(place_at(path))
+        saved: Saved | None = None
+        try:
+            with checkpoint.writing(path, None, job.claims) as writer:
+                begun = self._begin(parts, "", scheduler, place)
+                if isinstance(begun.failure, Refused):  # a full disk, too
+                    raise OSError(f"a server cannot save its part: {begun.failure}")
+                if begun.failure is not None:
+                    raise begun.failure
+                saved = job.saved = begun.complete(writer)
+        except Elsewhere as error:
+            log.warning("trainer 0 writes the checkpoints by itself from now on: %s", error)
+            self._elsewhere = True
+        finally:
+            if saved is None:
+                _discard(parts)
+        return saved is not None
+
+    def _reach(self, path: str) -> bool:
+        """Whether all servers keep files at a path of trainer 0."""
+        stores = [client.store for client in self._clients()]
+        return bool(stores) and all(
+            store and self._place_of(store, path)[1] == path for store in stores
+        )
+
+    # ---- the servers ----
+
+    def _begin(
+        self, path: str, base: str, scheduler: Any | None, place: Mapping[str, Any] | None
+    ) -> _SaveInProgress:
+        """Takes the snapshot.
+
+        Args:
+            path: the directory of the parts.
+            base: that of the parts that these continue, or "".
+        """
+        job = self._job
+        communicator, store = job.communicator, job.table_store()
+        assert communicator is not None, "it is possible"
         layout = resume.layout_of(communicator.plan, communicator.transfer.slice_states)
         tensors = {n: t for n, t in job.tensors().items() if f"model/{n}" not in layout}
         rest = Rest.of(
             tensors | _unserved(communicator, job.tensors()),
             job.optimizers,
             communicator.plan,
-            resume.described(job.optimizers, None, job.passes.count, place),
+            resume.described(job.optimizers, scheduler, job.passes.count, place),
             store,
         )
         job.saved, self._newest = None, ""  # until this save is complete
         self._number += 1
-        parts = [self._part(client, name, base) for client in communicator.clients]
-        failure = self._begin(parts)
-        begun = _SaveInProgress(
-            name, base, self._number, rest, parts, failure is not None, communicator, store
-        )
-        self._thread = threading.Thread(
-            target=self._complete, args=(begun,), name="checkpoint", daemon=True
-        )
-        self._thread.start()
-        if failure is not None:
-            raise OSError(f"a server cannot save its part: {failure}") from failure
-
-    def _begin(self, parts: Sequence[_Part]) -> PServerError | None:
-        """Begins all parts, at one place in the job's log, or none; returns the failure, if there
-        was one.
-        """
+        parts = [self._part(client, path, base) for client in communicator.clients]
         with ThreadPoolExecutor(len(parts), "save") as pool:
             begins = {pool.submit(part.begin, self._number): part for part in parts}
             failures = (begins[each].failure for each in as_completed(begins))
@@ -246,57 +367,26 @@ class PartSaves:
             for future, part in begins.items() if failure is not None else ():
                 if not future.done():
                     part.withdraw(self._number)
-        return failure
+        return _SaveInProgress(self._number, rest, parts, failure, communicator, store)
 
-    def _part(self, client: Client, name: str, base: str) -> _Part:
-        path, where = self._place_of(client.store, name)
+    def _part(self, client: Client, path: str, base: str) -> _Part:
+        below, where = self._place_of(client.store, path)
         before = self._place_of(client.store, base)[0] if base else ""
-        return _Part(client, path, before, where, client.saves)
+        return _Part(client, below, before, where, client.saves)
 
-    def _place_of(self, store: str, name: str) -> tuple[str, str]:
-        """The path below a server's store, for the server, and the path of the checkpoint for
-        trainer 0, or "" if the server names the file.
+    def _place_of(self, store: str, path: str) -> tuple[str, str]:
+        """The path below a server's store, for the server, and the path for trainer 0, or "" if the
+        server names the file.
         """
         try:
-            below = relative(place_at(store), place_at(self._path))
+            below = relative(place_at(store), place_at(path))
         except (ValueError, ImportError, OSError):
             below = ".."
         if below.split("/")[0] != "..":
-            return (name if below == "." else f"{below}/{name}"), self._folder.path_of(name)
-        own = hashlib.blake2b(str(self._path).encode(), digest_size=8).hexdigest()
+            return below, path
+        folder, _, name = path.rpartition("/")
+        own = hashlib.blake2b(folder.encode(), digest_size=8).hexdigest()
         return f"{own}/{name}", ""  # other jobs' parts may be there, too
-
-    # ---- the thread of a save ----
-
-    def _complete(self, begun: _SaveInProgress) -> None:
-        """Completes the checkpoint; failures are logged."""
-        path = self._folder.path_of(begun.name)
-        try:
-            for part in begun.parts:
-                if part.failure is None:
-                    part.wait(begun.number)
-            if not begun.failed:
-                self._saved = self._written(path, begun)
-                self._folder.add(begun.name, begun.base)
-                self._newest = begun.name
-                log.info("saved %s", path)
-        except Exception as error:  # any error of a store: no thread waits for this one
-            self._saved = None
-            self._elsewhere = isinstance(error, Elsewhere)
-            log.error("no checkpoint %s, the job continues: %s", path, error)
-        if self._saved is None:
-            self._folder.discard(begun.name, len(begun.parts))
-
-    def _written(self, path: str, begun: _SaveInProgress) -> Saved:
-        """Writes trainer 0's content, and the manifest."""
-        found = [part.found() for part in begun.parts]
-        return resume.write(
-            path,
-            begun.rest,
-            [Saved(each.place.path, each.identity) for each in found],
-            resume.layout_of(begun.communicator.plan, begun.communicator.transfer.slice_states),
-            _tables(found, begun.store),
-        )
 
     # ---- results ----
 
@@ -314,7 +404,7 @@ class PartSaves:
         while self._thread is not None and self._thread.is_alive():
             failed = any(client.failure is not None for client in self._clients())
             if failed or RUNNING() > end:
-                log.error("the job ends, and its last checkpoint is not complete: it is given up")
+                log.error("the last automatic checkpoint is not complete: it is given up")
                 break
             self._thread.join(LONGEST_PAUSE)
         self.collect()
@@ -322,6 +412,14 @@ class PartSaves:
     def _clients(self) -> list[Client]:
         communicator = self._job.communicator
         return [] if communicator is None else communicator.clients
+
+
+def _discard(parts: str) -> None:
+    """Removes the parts of a save that has failed."""
+    try:
+        manifest.clear(place_at(parts))
+    except OSError as error:
+        log.warning("what is left in %s could not be removed: %s", shown(parts), error)
 
 
 def _unserved(

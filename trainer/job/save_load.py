@@ -35,7 +35,7 @@ from transpiler.plan.settings import check_flag
 
 if TYPE_CHECKING:
     from trainer.checkpoint.resume import OpenCheckpoint
-    from trainer.checkpoint.tables import RowImport, TableStore
+    from trainer.checkpoint.tables import RowImport
     from trainer.communicator.communicator import Communicator
     from trainer.communicator.tables import Tables
     from trainer.optimizer import DistributedOptimizer
@@ -91,7 +91,9 @@ def _save(job: Job, path: str, scheduler: Any | None, delta: bool) -> None:
         if job.is_first:
             optimizer.flush()  # includes the others' last steps
             leases = job.samples.lease_state()
-            write(job, path, scheduler, delta, {"leases": leases} if leases else None)
+            place = {"leases": leases} if leases else None
+            if delta or not job.parts.save(path, scheduler, place):
+                write(job, path, scheduler, delta, place)
 
 
 def write(
@@ -101,7 +103,8 @@ def write(
     delta: bool,
     place: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes a job's checkpoint; one trainer calls this, when all have sent everything.
+    """Writes a job's checkpoint, as the servers send it; one trainer calls this, when all have sent
+    everything.
 
     Args:
         scheduler, delta: see :func:`save`.
@@ -120,7 +123,7 @@ def write(
         tensors,
         job.optimizers,
         scheduler,
-        store_of_tables(job),
+        job.table_store(),
         job.saved if delta else None,
         job.passes.count,
         job.claims,
@@ -176,7 +179,7 @@ def read(job: Job, path: str, scheduler: Any | None = None) -> OpenCheckpoint:
     optimizer = distributed(job)
     optimizer.flush()
     optimizer.barrier("load")
-    store, first = store_of_tables(job), job.is_first
+    store, first = job.table_store(), job.is_first
     with jointly(optimizer, "fleet.load", "opened") as part:
         found = resume.opened(path, job.tensors(), job.optimizers, scheduler, store)
         part.fact = f"the checkpoint {found.reader.saved.identity}"
@@ -205,15 +208,6 @@ def _agree_on(path: str, optimizer: DistributedOptimizer, call: str) -> None:
     """
     with jointly(optimizer, f"fleet.{call}", call) as part:
         part.fact = f"the path {str(path)!r}"
-
-
-def store_of_tables(job: Job) -> TableStore | None:
-    """The rows of the job's tables, on servers or here; None without tables."""
-    if job.tables is None:
-        return None
-    from trainer.checkpoint.tables import store_of  # imports numba
-
-    return store_of(job.tables, job.communicator, [each.inner for each in job.optimizers])
 
 
 def _whole(job: Job) -> Job:
@@ -336,7 +330,7 @@ class _Weights:
         dense = DenseArrays()
         if arrays is not None:
             dense = fitted(read_arrays(arrays), variables_of(job), names, transpose, strict)
-        store = store_of_tables(job)
+        store = job.table_store()
         known = [] if store is None else store.names()
         given = {} if tables is None else tables
         problems = [
@@ -450,7 +444,7 @@ def _export_model(job: Job, path: str, rows: str | None) -> None:
 
 def _table_rows(job: Job, tables: Tables) -> dict[str, TableRows]:
     """The tables to export, by the names of the modules that look them up."""
-    store = store_of_tables(job)
+    store = job.table_store()
     assert store is not None, "a job with tables has a place for them"
     return {
         path: TableRows(

@@ -24,6 +24,10 @@ update meanwhile, keeps a copy of the received values each time once a first wri
 for that first write the servers' values are taken, which are the last received ones if no trainer
 has stepped since.
 
+Elements of tensors on a GPU are compared there.  A sync lane asks for the result when it closes the
+step, before which nothing depends on it: so the host runs ahead of a backward whose gradients leave
+early.  Other lanes wait for the device, once a step: values may come at any time.
+
 In the k-step modes the script's own optimizer steps, and external writes are sent as a part of the
 changes: see :class:`WritesBetween`.
 """
@@ -38,6 +42,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainer.senders.parameters import is_on_gpu, pinned
 from trainer.senders.pipeline import GradientLane, LaneSender
 
 # ---- sampled elements ----
@@ -90,28 +95,84 @@ class _OnHost(_Place):
 
 
 class _OnDevice(_Place):
-    """The sampled elements of one tensor on a device."""
+    """The sampled elements of one tensor on a device; the host waits for none of these calls.
 
-    __slots__ = ("_memory", "_noted", "_offsets")
+    Attributes:
+        noted: the elements as they were noted.
+    """
+
+    __slots__ = ("_memory", "_offsets", "noted")
 
     def __init__(self, tensor: Tensor, positions: np.ndarray) -> None:
         super().__init__(tensor)
         self._memory = _memory(tensor)
         self._offsets = torch.from_numpy(_offsets(tensor, positions)).to(tensor.device)
-        self._noted = self._memory.new_empty(len(positions))
+        self.noted = self._memory.new_empty(len(positions))
 
     def note(self) -> None:
         """Notes the elements as they are now."""
-        torch.take(self._memory, self._offsets, out=self._noted)
+        torch.take(self._memory, self._offsets, out=self.noted)
 
-    def changed(self) -> bool:
-        """Whether an element has changed since it was noted; the host waits for the device."""
-        return not torch.equal(torch.take(self._memory, self._offsets), self._noted)
+    def now(self) -> Tensor:
+        """The elements as they are now."""
+        return torch.take(self._memory, self._offsets)
+
+
+class DeviceFlags:
+    """Which of some tensors on one device have other elements than before; on its way to the host.
+
+    Args:
+        pairs: of each tensor its elements then and now.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        differ = torch.stack([(then != now).any() for then, now in pairs])
+        self._made: torch.cuda.Event | None = None
+        if is_on_gpu(differ):
+            self._flags = pinned((len(pairs),), torch.bool)
+            self._flags.copy_(differ, non_blocking=True)
+            self._made = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
+            self._made.record(torch.cuda.current_stream(differ.device))
+        else:
+            self._flags = differ
+
+    def wait(self) -> list[bool]:
+        """Waits for the device, for all that it had to do before, and gives the flags."""
+        if self._made is not None:
+            self._made.synchronize()
+        return [bool(each) for each in self._flags.tolist()]
+
+
+class PendingLook:
+    """Tensors that have changed; of those on devices the devices compare the elements meanwhile.
+
+    Args:
+        here: the numbers of those that the host has found.
+        on_devices: the numbers of the tensors on each device, and the flags of that device.
+
+    Attributes:
+        here: as given.
+    """
+
+    def __init__(
+        self, here: list[int], on_devices: Sequence[tuple[list[int], DeviceFlags]]
+    ) -> None:
+        self.here, self._on_devices = here, on_devices
+
+    def found(self) -> list[int]:
+        """Waits for the devices: the numbers of all that have changed."""
+        there = [
+            number
+            for numbers, flags in self._on_devices
+            for number, differs in zip(numbers, flags.wait(), strict=True)
+            if differs
+        ]
+        return sorted([*self.here, *there]) if there else self.here
 
 
 class Samples:
     """The sampled elements of some live tensors, as they were noted last.  :meth:`note` is called
-    before :meth:`changed`.  One thread uses it.
+    before :meth:`look`.  One thread uses it.
 
     Args:
         tensors: any devices, dtypes and strides; their memory may be exchanged.
@@ -134,16 +195,34 @@ class Samples:
                 sampled[number] = self._bound(number)
             sampled[number].note()
 
-    def changed(self, numbers: Iterable[int]) -> list[int]:
-        """The tensors of which an element has changed since it was noted, or whose memory has been
-        exchanged.
+    def look(self, numbers: Iterable[int]) -> PendingLook:
+        """Looks for tensors of which an element has changed since it was noted, or whose memory has
+        been exchanged, without waiting for a device.
         """
         tensors, sampled = self._tensors, self._sampled
-        return [n for n in numbers if sampled[n].moved(tensors[n]) or sampled[n].changed()]
+        here, there = list[int](), dict[torch.device, list[int]]()
+        for number in numbers:
+            each = sampled[number]
+            if each.moved(tensors[number]) or (isinstance(each, _OnHost) and each.changed()):
+                here.append(number)
+            elif isinstance(each, _OnDevice) and len(each.noted):
+                there.setdefault(each.noted.device, []).append(number)
+        return PendingLook(
+            here, [(those, DeviceFlags(self._pairs(those))) for those in there.values()]
+        )
+
+    def changed(self, numbers: Iterable[int]) -> list[int]:
+        """What :meth:`look` finds; the host waits for the devices, once for each."""
+        return self.look(numbers).found()
+
+    def _pairs(self, numbers: Iterable[int]) -> list[tuple[Tensor, Tensor]]:
+        found = [self._sampled[number] for number in numbers]
+        return [(each.noted, each.now()) for each in found if isinstance(each, _OnDevice)]
 
     def _bound(self, number: int) -> _OnHost | _OnDevice:
         tensor, positions = self._tensors[number].detach(), self._positions[number]
-        return (_OnHost if tensor.device.type == "cpu" else _OnDevice)(tensor, positions)
+        on_host = tensor.device.type == "cpu" and not is_on_gpu(tensor)
+        return (_OnHost if on_host else _OnDevice)(tensor, positions)
 
 
 def _positions(count: int, seed: int) -> np.ndarray:
@@ -270,6 +349,7 @@ class ExternalWrites:
         self._held_back = held_back
         self._steps = dict.fromkeys(self._lanes, 0)  # begun, by lane
         self._begun: set[int] = set()  # lanes whose step is not over
+        self._looking: dict[int, PendingLook] = {}  # by lane, what devices compare
         self._compared = dict.fromkeys(
             self._lanes, 0
         )  # the last step in which everything was compared
@@ -294,9 +374,28 @@ class ExternalWrites:
         for lane in self._begun:
             self._look(lane)
 
+    def complete(self, lane: int) -> None:
+        """Finds the writes that devices have compared meanwhile; called before the step is
+        closed.
+        """
+        pending = self._looking.pop(lane, None)
+        if pending is not None and (found := pending.found()):
+            self._assign(lane, [], self._checked(found))
+
     def _look(self, lane: int) -> None:
+        """Finds the writes of a lane, but those that :meth:`complete` finds."""
+        received = self._lanes[lane].received
+        counted, pending = self._suspects(lane)
+        later = not (received.between_steps or counted or pending.here or self._held_back)
+        if later and not self._compares_everything(self._steps[lane]):
+            self._looking[lane] = pending
+        else:
+            self._looking.pop(lane, None)
+            self._assign(lane, self._checked(counted), self._checked(pending.found()))
+
+    def _assign(self, lane: int, counted: list[str], uncounted: list[str]) -> None:
+        """Makes the differences of suspected variables a part of the lane's step."""
         step, received = self._steps[lane], self._lanes[lane].received
-        counted, uncounted = self._suspects(lane)
         self._held_back.update(counted, uncounted)
         suspects = (
             [name for name in self._all_names(lane) if name in self._held_back]
@@ -374,8 +473,7 @@ class ExternalWrites:
 
     def _hold_back(self, lane: int, everything: bool) -> None:
         """Keeps received values off a lane's external writes."""
-        counted, uncounted = self._suspects(lane)
-        self._held_back.update(counted, uncounted)
+        self._held_back.update(self._suspected(lane))
         received, asked = self._lanes[lane].received, self._received_names(lane)
         if not (everything and received.holds(asked)):
             asked = [name for name in asked if name in self._held_back]
@@ -391,8 +489,7 @@ class ExternalWrites:
             return set(self._names)
         found = set(self._held_back)
         for lane in self._lanes:
-            counted, uncounted = self._suspects(lane)
-            found.update(counted, uncounted)
+            found.update(self._suspected(lane))
         return found
 
     def start(self) -> None:
@@ -421,18 +518,31 @@ class ExternalWrites:
             self._versions[number] = version(self._tensors[number])
         self._samples.note(listed)
 
-    def _suspects(self, lane: int) -> tuple[list[str], list[str]]:
-        """The variables of a lane that may have been written: those whose counters have changed,
-        and others whose samples have.
+    def _suspects(self, lane: int) -> tuple[list[int], PendingLook]:
+        """The numbers of the variables of a lane that may have been written: those whose counters
+        have changed, and a look at the samples of the others.
         """
         versions, tensors, numbers = self._versions, self._tensors, self._of_lane[lane]
         counted = [n for n in numbers if version(tensors[n]) != versions[n]]
-        uncounted = self._samples.changed(
+        return counted, self._samples.look(
             [n for n in numbers if n not in counted] if counted else numbers
         )
-        for number in (*counted, *uncounted):
+
+    def _suspected(self, lane: int) -> list[str]:
+        """The variables of a lane that may have been written; the host waits for the devices."""
+        counted, pending = self._suspects(lane)
+        return self._checked([*counted, *pending.found()])
+
+    def _checked(self, numbers: Iterable[int]) -> list[str]:
+        """The names of variables that may have been written.
+
+        Raises:
+            ValueError: one has another shape or dtype than the job's.
+        """
+        listed = list(numbers)
+        for number in listed:
             self._check_form(number)
-        return [self._names[n] for n in counted], [self._names[n] for n in uncounted]
+        return [self._names[number] for number in listed]
 
     def _check_form(self, number: int) -> None:
         tensor, (shape, dtype) = self._tensors[number], self._forms[number]

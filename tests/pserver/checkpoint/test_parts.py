@@ -169,3 +169,21 @@ def test_a_part_on_this_machine_is_none_of_a_checkpoint_elsewhere(tmp_path: Path
         pytest.raises(ValueError, match="expected a place in the store"),
     ):
         writer.parts([part(tmp_path, 0)], LAYOUT)
+
+
+def test_the_parts_of_stopped_saves_are_removed(tmp_path: Path) -> None:
+    """By the next save to the path; those that it names stay, and what a link of such a name
+    leads to.
+    """
+    saved, there = tmp_path / "saved", tmp_path / "elsewhere"
+    stopped, mine, link = (saved / f"parts-{digit * 16}" for digit in "abc")
+    part(stopped, 0)
+    there.mkdir()
+    (there / "precious").write_text("mine")
+    link.symlink_to(there)
+    joint(saved, [part(mine, 0), part(mine, 1)])
+
+    assert sorted(each.name for each in saved.glob("parts-*")) == [mine.name, link.name]
+    assert held(saved) == {0: 1.0, 10: 1.0, 1: 1.0, 11: 1.0}
+    checkpoint.save(saved, {"w": WEIGHT}, {})
+    assert not mine.exists() and (there / "precious").read_text() == "mine"

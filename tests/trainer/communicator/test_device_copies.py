@@ -8,8 +8,9 @@ receive values in place.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from tests.support.devices import (
 )
 from trainer import fleet
 from trainer.senders.parameters import DeviceCopy, PendingCopy
+from trainer.senders.sync_lane import SyncSender
 from transpiler import DistributedStrategy
 
 pytestmark = pytest.mark.usefixtures("finished")
@@ -165,6 +167,31 @@ class Late:
         self._under_way.clear()
 
 
+def on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tensors count as those of a GPU, whose copies are :class:`Late`."""
+    senders = ("sync_lane", "async_lane", "parameters", "writes")
+    for module in ("communicator.communicator", *(f"senders.{each}" for each in senders)):
+        monkeypatch.setattr(f"trainer.{module}.is_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(
+        "trainer.senders.parameters.pinned",
+        lambda shape, dtype: torch.empty(shape, dtype=dtype),
+    )
+    monkeypatch.setattr("trainer.senders.parameters.DeviceCopy", Late)
+
+
+class Flags:
+    """DeviceFlags without a GPU: what is compared is of the moment at which it was asked for."""
+
+    waits: ClassVar[list[str]] = []  # and what else has happened
+
+    def __init__(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self._differ = [not torch.equal(then, now) for then, now in pairs]
+
+    def wait(self) -> list[bool]:
+        self.waits.append("wait")
+        return self._differ
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ON_THE_WAY)
 def test_nobody_reads_or_writes_a_buffer_before_its_copy_has_been_made(
@@ -173,14 +200,8 @@ def test_nobody_reads_or_writes_a_buffer_before_its_copy_has_been_made(
     """With copies that take as long as they may, and gradients written to after the step, it is
     plain torch to the bit.
     """
-    senders = ("sync_lane", "async_lane", "parameters")
-    for module in ("communicator.communicator", *(f"senders.{each}" for each in senders)):
-        monkeypatch.setattr(f"trainer.{module}.is_on_gpu", lambda tensor: True)
-    monkeypatch.setattr(
-        "trainer.senders.parameters.pinned",
-        lambda shape, dtype: torch.empty(shape, dtype=dtype),
-    )
-    monkeypatch.setattr("trainer.senders.parameters.DeviceCopy", Late)
+    on_a_device(monkeypatch)
+    monkeypatch.setattr("trainer.senders.writes.DeviceFlags", Flags)
     model, reference = net(), net()
     train_on(
         model,
@@ -191,6 +212,46 @@ def test_nobody_reads_or_writes_a_buffer_before_its_copy_has_been_made(
     fleet.finish()
 
     train_on(reference, adam(reference), batches(), keeps=True)
+    for (name, mine), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
+        assert torch.equal(mine, theirs), name
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_sync_step_waits_for_the_device_once_when_it_is_closed(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, overlap: bool
+) -> None:
+    """Behind all of its gradients, which may leave in backward; a write that no counter shows, in
+    the step behind it, is found all the same.
+    """
+    on_a_device(monkeypatch)
+    monkeypatch.setattr("trainer.senders.writes.DeviceFlags", Flags)
+    send, data = SyncSender.send, batches()
+
+    def sends(self: SyncSender, name: str, gradient: torch.Tensor) -> None:
+        Flags.waits.append("send")
+        send(self, name, gradient)
+
+    monkeypatch.setattr(SyncSender, "send", sends)
+
+    def trained(model: nn.Module, optimizer: Any) -> nn.Module:
+        for step in range(6):
+            if step == 4:
+                next(model.parameters()).data.mul_(0.5)
+            Flags.waits.clear()
+            train_on(model, optimizer, data[step % len(data) :][:1])
+            if step in (3, 5):  # everything is compared in the first three, and at the write
+                seen.append(list(Flags.waits))
+        return model
+
+    seen: list[list[str]] = []
+    model, reference = net(), net()
+    strategy = strategy_of({"modes": {"*": "sync"}, "overlap": overlap})
+    trained(model, joined(servers(2), model, strategy=strategy))
+    fleet.finish()
+    before, _ = seen
+    trained(reference, adam(reference))
+
+    assert before.count("wait") == 1 and before[-1] == "wait" and before.count("send") > 3
     for (name, mine), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
         assert torch.equal(mine, theirs), name
 

@@ -8,7 +8,7 @@ import json
 import logging
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -280,6 +280,127 @@ def test_servers_that_write_elsewhere_are_found_out(
     assert caplog.text.count("trainer 0 writes the checkpoints") == 1
     found = names(tmp_path / "saved")
     assert "step-000001" not in found and found[-1] == "step-000008"
+
+
+# ---- saves of the script ----
+
+
+def model_and_step() -> tuple[Net, Callable[[], None]]:
+    """A job's model, and what trains it for one more step."""
+    np.random.seed(7)
+    model = Net()
+    fleet.distributed_model(model)
+    optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=0.05))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(IDS[:7]).square().mean().backward()
+        optimizer.step()
+
+    return model, step
+
+
+@pytest.mark.parametrize("mode", [None, "async", "geo", "diloco"])
+def test_servers_write_their_parts_of_a_script_s_save(mode: str | None, tmp_path: Path) -> None:
+    """Below their store; it has what trainer 0 writes elsewhere, and replaces the save before,
+    whose parts go.
+    """
+    strategy = None if mode is None else strategy_of(**MODES[mode])
+    store, own = tmp_path / "store", tmp_path / "own"
+    with job(2, tmp_path / "automatic", store, strategy):
+        _, step = model_and_step()
+        step()
+        fleet.save(str(store / "jobs" / "mine"))
+        (before,) = (store / "jobs" / "mine").glob("parts-*")
+        step()
+        fleet.save(str(store / "jobs" / "mine"))
+        (now,) = (store / "jobs" / "mine").glob("parts-*")
+        assert now != before
+        assert sorted(each.name for each in now.iterdir()) == ["server-0", "server-1"]
+        step()
+        fleet.save(str(own))
+        assert not list(own.glob("parts-*"))
+        fleet.save(str(store / "jobs" / "mine"))
+
+    assert_same_checkpoint(store / "jobs" / "mine", own)
+
+
+def test_a_delta_continues_what_servers_have_written(tmp_path: Path) -> None:
+    """Also where the next save replaces that: its parts stay as long as the delta needs them."""
+    config = ServerConfig(store=str(tmp_path))
+    with Server(config) as one, Server(config) as other:
+        role = fleet.UserDefinedRoleMaker(
+            0, worker_num=1, server_endpoints=[one.endpoint, other.endpoint]
+        )
+        fleet.init(role)
+        _, step = model_and_step()
+        step()
+        fleet.save(str(tmp_path / "whole"))
+        step()
+        fleet.save(str(tmp_path / "delta"), delta=True)
+        fleet.save(str(tmp_path / "copy"))
+        step()
+        fleet.save(str(tmp_path / "whole"))
+        fleet.finish()
+
+    assert len(list((tmp_path / "whole").glob("parts-*"))) == 2
+    assert_same_checkpoint(tmp_path / "delta", tmp_path / "copy")
+    assert checkpoint.load(tmp_path / "whole")[1]["step"] == 3
+    checkpoint.compact(tmp_path / "delta", tmp_path / "delta")
+    checkpoint.save(tmp_path / "whole", {}, {})
+    assert not list((tmp_path / "whole").glob("parts-*"))
+
+
+def test_a_save_that_fails_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parts are removed, the job continues, and the next save is whole."""
+    path, commit, fails = tmp_path / "saved", checkpoint.Writer.commit, [""]
+
+    def full(self: checkpoint.Writer, meta: Mapping[str, Any]) -> checkpoint.Saved:
+        if fails[0] and ("fingerprint" in meta) == (fails[0] == "server"):
+            raise OSError(28, "No space left on device")
+        return commit(self, meta)
+
+    monkeypatch.setattr(checkpoint.Writer, "commit", full)
+    with job(2, tmp_path / "automatic", tmp_path, None):
+        _, step = model_and_step()
+        step()
+        fleet.save(str(path))
+        (kept,) = path.glob("parts-*")
+        for who in ("server", "trainer"):
+            step()
+            fails[0] = who
+            with pytest.raises(OSError, match="No space left"):
+                fleet.save(str(path))
+            fails[0] = ""
+            assert list(path.glob("parts-*")) == [kept]
+            assert checkpoint.load(path)[1]["step"] == 1
+        fleet.save(str(path))
+
+    assert checkpoint.load(path)[1]["step"] == 3
+
+
+def test_a_save_that_servers_write_elsewhere_is_written_by_trainer_0(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory of the same name on another machine is found out in the first save."""
+    moved = tmp_path / "another machine"
+    monkeypatch.setattr(
+        "pserver.job.job.Job._directory", lambda self, path: str(moved / path / "server-0")
+    )
+    with caplog.at_level(logging.WARNING), job(1, tmp_path / "automatic", tmp_path, None):
+        _, step = model_and_step()
+        for _ in range(2):
+            step()
+            fleet.save(str(tmp_path / "saved"))
+
+    assert caplog.text.count("trainer 0 writes the checkpoints by itself from now on") == 1
+    assert not list((tmp_path / "saved").glob("parts-*"))
+    assert checkpoint.load(tmp_path / "saved")[1]["step"] == 2
+
+
+# ---- a save and the job ----
 
 
 def test_nobody_waits_for_what_is_written(
