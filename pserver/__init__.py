@@ -483,7 +483,7 @@ _MODULES = {
 }
 _HOMES = {"Server": "pserver.service.server", "ServerConfig": "pserver.config"}
 
-_own_packages.install()
+_own_packages.install(_MODULES)
 
 
 def __getattr__(name: str) -> object:

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.abc import MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -31,6 +31,7 @@ PACKAGES = ("trainer", "transpiler")
 _OWN = __name__.partition(".")[0]  # pserver
 _ROOT = Path(__file__).resolve().parent.parent
 _hidden: frozenset[str] = frozenset()
+public: PublicModules
 
 
 def own(name: str) -> ModuleType:
@@ -90,12 +91,59 @@ def hiding(folder: Path, name: str) -> Path | None:
     return None
 
 
-def install() -> None:
-    """Finds the hidden packages, and makes them importable below ``pserver``."""
-    global _hidden
+def install(modules: Mapping[str, str]) -> None:
+    """Makes the public modules importable below ``pserver``, and the hidden packages, too.
+
+    Args:
+        modules: see :class:`PublicModules`.
+    """
+    global _hidden, public
+    public = PublicModules(modules)
+    sys.meta_path.insert(0, public)  # a package's path would give its modules twice
     _hidden = frozenset(name for name in PACKAGES if not _is_ours(name))
     if _hidden:
         sys.meta_path.insert(0, _Finder())
+
+
+class PublicModules(MetaPathFinder, Loader):
+    """Lets import statements find the public modules, ``import pserver.nn.functional``, which are
+    elsewhere: each is one module under both names.
+
+    Args:
+        modules: by the name below ``pserver``, that of the module, as our sources write it.
+    """
+
+    def __init__(self, modules: Mapping[str, str]) -> None:
+        self._modules = dict(modules)
+        self._specs: dict[str, ModuleSpec | None] = {}  # the modules' own
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """See :class:`importlib.abc.MetaPathFinder`."""
+        real = self.real(name)
+        return None if real is None or place_of(real) is None else ModuleSpec(name, self)
+
+    def real(self, name: str) -> str | None:
+        """The name of a module in our sources: "trainer.nn" for "pserver.nn"; None if it is no
+        public module.
+        """
+        root, _, rest = name.partition(".")
+        first, dot, below = rest.partition(".")
+        if root != _OWN or first not in self._modules:
+            return None
+        return self._modules[first] + dot + below
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The module, imported under its own name."""
+        module = own(str(self.real(spec.name)))
+        self._specs[spec.name] = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Gives the module back its own spec; it has run already."""
+        if module.__spec__ is not None:
+            module.__spec__ = self._specs.pop(module.__spec__.name)
 
 
 def _is_ours(name: str) -> bool:

@@ -46,7 +46,11 @@ RETURNED = {
     "to_tensor": "Tensor",
     "to_variable": "Tensor",
 }
-MADE = {"Layer": "Layer", "Module": "Layer"}  # an object of a class by this name
+MADE = {
+    "DatasetFactory": "DatasetBase",
+    "Layer": "Layer",
+    "Module": "Layer",
+}  # an object of a class by this name
 MADE_IN = {"lr": "LRScheduler", "nn": "Layer", "optim": "Optimizer", "optimizer": "Optimizer"}
 # owners whose methods are known by their names alone, without these, which others have as well
 KNOWN = ("Optimizer", "Tensor", "Layer", "DataParallel")
@@ -298,6 +302,7 @@ class _Reader(ast.NodeVisitor):
         if module == "pserver" and name in pserver.__all__:
             return
         module = "trainer.fleet" if module.endswith(".fleet") else module
+        module = own_packages.public.real(module) or module
         package, _, last = module.rpartition(".")
         known, missing = _exports(module), own_packages.place_of(module) is None
         if missing and last in _exports(package):  # a class

@@ -125,6 +125,11 @@ def test_each_line_is_named() -> None:
             "paddle.static.default_main_program().global_block: write program.main",
         ),
         (
+            "from paddle.fluid import DatasetFactory\n"
+            "d = DatasetFactory().create_dataset('QueueDataset')\nd.set_pipe_command('cat')",
+            "d.set_pipe_command: write",
+        ),
+        (
             "import paddle\npaddle.zzqqxx(1)",
             "paddle.zzqqxx: write torch.zzqqxx. The index has no entry",
         ),
@@ -153,6 +158,10 @@ def test_imports_are_followed(text: str, line: str) -> None:
         "from transpiler.clip import ClipGradByValue\nfrom trainer.job.job import distributed",
         "from pserver import fleet\ndef f(x): return x.astype('int64')",
         "from .paddle import fleet\nfleet.util",
+        "import pserver.nn.functional\npserver.nn.functional.sequence_pool(1)",
+        "from pserver import nn\nnn.functional.nce(1)",
+        "from pserver.nn import functional as F\nF.sequence_pool(1)",
+        "from pserver.lr import NoamLR\nNoamLR(1)",
     ],
 )
 def test_a_script_of_ours_has_nothing_to_change(text: str) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
+
+import trainer.fleet
+import trainer.metrics
+import trainer.nn.functional
 
 
 @pytest.mark.processes
@@ -19,3 +25,19 @@ def test_the_package_exports_the_server_lazily() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.split("\n")[:2] == ["", "Server ServerConfig"]
+
+
+def test_public_modules_are_imported_by_statements() -> None:
+    """Each is one module under both names, with its own spec; a module that is missing is."""
+    import pserver.fleet
+    import pserver.nn.functional
+    from pserver.metrics import AUC
+    from pserver.row_optimizers import Adam
+
+    assert pserver.fleet is trainer.fleet and pserver.nn is trainer.nn
+    assert pserver.nn.functional is trainer.nn.functional
+    assert pserver.nn.functional.__spec__ is trainer.nn.functional.__spec__
+    assert pserver.nn.functional.__spec__.name == "trainer.nn.functional"
+    assert AUC is trainer.metrics.AUC and pickle.loads(pickle.dumps(Adam)) is Adam
+    with pytest.raises(ModuleNotFoundError, match="No module named 'pserver.nn.absent'"):
+        import_module("pserver.nn.absent")

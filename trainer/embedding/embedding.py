@@ -60,10 +60,12 @@ def check_call(
         name for name, each in signature(init).parameters.items() if each.kind == each.KEYWORD_ONLY
     ]
     if misplaced:
+        dim, count = misplaced[0], first  # as of torch.nn.Embedding, unless they are as ours are
+        if isinstance(dim, int) and isinstance(count, int) and count < dim:
+            dim, count = count, dim
         raise TypeError(
             "DistributedEmbedding: expected embedding_dim as the only argument by position, got "
-            f"{1 + len(misplaced)}: write DistributedEmbedding({misplaced[0]!r}, "
-            f"num_embeddings={first!r})"
+            f"{1 + len(misplaced)}: write DistributedEmbedding({dim!r}, num_embeddings={count!r})"
         )
     for keyword in unknown:
         close = get_close_matches(keyword, known, 1)

@@ -4,6 +4,7 @@ present job.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
@@ -31,6 +32,8 @@ from trainer.samplers.sample_leases import SampleLeases
 from trainer.samplers.saved_batches import SavedBatches
 from trainer.samplers.striped_files import StripedFiles, striped_epoch
 from trainer.samplers.striped_memory import Division, HeldSamples, LeasedMemory, Loaded, batches_of
+
+log = logging.getLogger(__name__)
 
 _groups: weakref.WeakKeyDictionary[Job, ProcessGroups] = weakref.WeakKeyDictionary()
 # the number of datasets of which a job has begun a pass; a restarted script begins them in the same
@@ -273,7 +276,21 @@ def _leases(job: Job) -> SampleLeases | None:
     """The leases that deal out the samples of a dataset; None: each trainer has its own samples, as
     in a pass without gradients, which is an evaluation.
     """
-    return _job_leases(job) if torch.is_grad_enabled() else None
+    if torch.is_grad_enabled():
+        return _job_leases(job)
+    _warn_of_lost_parts(job)
+    return None
+
+
+def _warn_of_lost_parts(job: Job) -> None:
+    """Warns of an evaluation that leaves out the parts of trainers that are not there."""
+    there = job.communicator
+    if there is not None and job.splits_data and there.live.count < job.role.trainers:
+        log.warning(
+            "%d of %d trainers are live: this pass, without gradients, leaves out the others' "
+            "parts of the data; set_filelist(files, 0, 1) gives every trainer all files",
+            *(there.live.count, job.role.trainers),
+        )
 
 
 def _job_leases(job: Job) -> SampleLeases | None:

@@ -215,9 +215,11 @@ def test_a_row_without_its_width_is_refused() -> None:
         DistributedEmbedding(dim=4)
 
 
-@pytest.mark.parametrize("given", [(1000, 16), (1000, 16, 0)])
+@pytest.mark.parametrize("given", [(1000, 16), (1000, 16, 0), (16, 1000)])
 def test_arguments_in_torchs_order_are_refused(given: tuple[Any, ...]) -> None:
-    """nn.Embedding has num_embeddings first: the message says how to write it here."""
+    """nn.Embedding has num_embeddings first: the message says how to write it here; also where they
+    stand in our order.
+    """
     with pytest.raises(
         TypeError,
         match=f"only argument by position, got {len(given)}: write "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,17 @@ import pytest
 import torch
 from torch import nn
 
+from pserver.client.replies import Absences
 from pserver.config import ServerConfig
 from pserver.leases.epoch import Account
 from pserver.service.server import Server
 from trainer import fleet
 from trainer.data import formats, pieces
 from trainer.data.batches import samples_at
+from trainer.job import datasets
 from trainer.job.job import present
 from trainer.samplers.sample_counts import SampleCounts
+from trainer.senders.live_trainers import LiveTrainers
 from transpiler import DistributedStrategy
 
 FILES, LINES = 3, 17
@@ -157,6 +161,22 @@ def test_an_evaluation_reads_all_files(server: Server, files: list[str]) -> None
 
     assert seen == [n for batch in alone for n in batch["n"].tolist()] == list(range(SAMPLES))
     assert accounts(server) == {}
+
+
+def test_an_evaluation_without_lost_trainers_says_that_parts_are_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Where all are live it says nothing."""
+    live = LiveTrainers(3, own=0)
+    there: Any = SimpleNamespace(
+        communicator=SimpleNamespace(live=live), role=SimpleNamespace(trainers=3), splits_data=True
+    )
+    with torch.no_grad():
+        assert datasets._leases(there) is None and not caplog.records
+        live.learn(Absences(1, frozenset({2})))
+        assert datasets._leases(there) is None
+
+    assert "2 of 3 trainers are live: this pass, without gradients, leaves out" in caplog.text
 
 
 @MODES
