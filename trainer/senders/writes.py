@@ -113,6 +113,10 @@ class _OnDevice(_Place):
         """Notes the elements as they are now."""
         torch.take(self._memory, self._offsets, out=self.noted)
 
+    def changed(self) -> bool:
+        """Whether the host knows of a change: never."""
+        return False
+
     def now(self) -> Tensor:
         """The elements as they are now."""
         return torch.take(self._memory, self._offsets)
@@ -152,15 +156,18 @@ class PendingLook:
 
     Attributes:
         here: as given.
+        waits: whether a device compares.
     """
 
     def __init__(
-        self, here: list[int], on_devices: Sequence[tuple[list[int], DeviceFlags]]
+        self, here: list[int], on_devices: Sequence[tuple[list[int], DeviceFlags]] = ()
     ) -> None:
-        self.here, self._on_devices = here, on_devices
+        self.here, self._on_devices, self.waits = here, on_devices, bool(on_devices)
 
     def found(self) -> list[int]:
         """Waits for the devices: the numbers of all that have changed."""
+        if not self.waits:
+            return self.here
         there = [
             number
             for numbers, flags in self._on_devices
@@ -181,6 +188,7 @@ class Samples:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = list(tensors)
         self._positions = [_positions(t.numel(), seed) for seed, t in enumerate(self._tensors)]
+        self._on_devices = False
         self._sampled = [self._bound(number) for number in range(len(self._tensors))]
 
     def note(self, numbers: Iterable[int]) -> None:
@@ -200,10 +208,14 @@ class Samples:
         been exchanged, without waiting for a device.
         """
         tensors, sampled = self._tensors, self._sampled
+        if not self._on_devices:
+            return PendingLook(
+                [n for n in numbers if sampled[n].moved(tensors[n]) or sampled[n].changed()]
+            )
         here, there = list[int](), dict[torch.device, list[int]]()
         for number in numbers:
             each = sampled[number]
-            if each.moved(tensors[number]) or (isinstance(each, _OnHost) and each.changed()):
+            if each.moved(tensors[number]) or each.changed():
                 here.append(number)
             elif isinstance(each, _OnDevice) and len(each.noted):
                 there.setdefault(each.noted.device, []).append(number)
@@ -221,8 +233,10 @@ class Samples:
 
     def _bound(self, number: int) -> _OnHost | _OnDevice:
         tensor, positions = self._tensors[number].detach(), self._positions[number]
-        on_host = tensor.device.type == "cpu" and not is_on_gpu(tensor)
-        return (_OnHost if on_host else _OnDevice)(tensor, positions)
+        if tensor.device.type == "cpu" and not is_on_gpu(tensor):
+            return _OnHost(tensor, positions)
+        self._on_devices = True
+        return _OnDevice(tensor, positions)
 
 
 def _positions(count: int, seed: int) -> np.ndarray:
@@ -378,20 +392,25 @@ class ExternalWrites:
         """Finds the writes that devices have compared meanwhile; called before the step is
         closed.
         """
-        pending = self._looking.pop(lane, None)
-        if pending is not None and (found := pending.found()):
+        if lane in self._looking and (found := self._looking.pop(lane).found()):
             self._assign(lane, [], self._checked(found))
 
     def _look(self, lane: int) -> None:
         """Finds the writes of a lane, but those that :meth:`complete` finds."""
-        received = self._lanes[lane].received
         counted, pending = self._suspects(lane)
-        later = not (received.between_steps or counted or pending.here or self._held_back)
-        if later and not self._compares_everything(self._steps[lane]):
-            self._looking[lane] = pending
-        else:
-            self._looking.pop(lane, None)
-            self._assign(lane, self._checked(counted), self._checked(pending.found()))
+        if not (
+            counted
+            or pending.here
+            or self._held_back
+            or self._compares_everything(self._steps[lane])
+        ):
+            if not pending.waits:
+                return
+            if not self._lanes[lane].received.between_steps:
+                self._looking[lane] = pending
+                return
+        self._looking.pop(lane, None)
+        self._assign(lane, self._checked(counted), self._checked(pending.found()))
 
     def _assign(self, lane: int, counted: list[str], uncounted: list[str]) -> None:
         """Makes the differences of suspected variables a part of the lane's step."""
