@@ -92,11 +92,12 @@ def test_a_save_has_three_files_a_server(tmp_path: Path, servers: list[str]) -> 
 
 
 def test_a_trainer_writes_three_files(tmp_path: Path, servers: list[str]) -> None:
-    """All rows, or, as a delta, those that have changed."""
+    """All rows, or, as a delta, those that have changed; where servers keep no files."""
+    own = [tmp_path.with_name(f"{tmp_path.name}-own-{step}") for step in range(STEPS)]
     for step, _ in enumerate(trained(servers)):
-        fleet.save(str(tmp_path / f"own-{step}"), delta=step > 0)
+        fleet.save(str(own[step]), delta=step > 0)
 
-    for step in range(STEPS):
-        own = files(tmp_path / f"own-{step}")
-        assert len(own) == MOST and own[0] == "checkpoint.json"
-    assert rows(tmp_path / f"own-{STEPS - 1}") == TABLES * 4 * STEPS
+    for each in own:
+        found = files(each)
+        assert len(found) == MOST and found[0] == "checkpoint.json"
+    assert rows(own[-1]) == TABLES * 4 * STEPS
