@@ -56,6 +56,8 @@ def test_an_absent_package_is_named_with_its_extra(
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.delitem(drivers, "s3", raising=False)  # imported before
     monkeypatch.setenv("PSERVER_TENSORBOARD", "events")
+    for module in [each for each in sys.modules if each.startswith(f"{absent}.")]:
+        monkeypatch.delitem(sys.modules, module)  # they are found without their package
     monkeypatch.setitem(sys.modules, absent, None)
     with pytest.raises(ImportError, match=rf"{need}.*: pip install '\.\[{name}\]' in a") as caught:
         use()
