@@ -13,14 +13,12 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
-from collections.abc import Callable
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 NAME = "torch._dynamo"
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class EagerOnly(ModuleType):
@@ -30,9 +28,9 @@ class EagerOnly(ModuleType):
         super().__init__(NAME)
         self._loading = threading.Lock()
 
-    def disable(self, fn: Function, recursive: bool = True, **_: Any) -> Function:
-        """A function that is not compiled: the function."""
-        return fn
+    def disable(self, fn: Any = None, recursive: bool = True, **_: Any) -> Any:
+        """A function that is not compiled: the function; without one, a decorator that gives it."""
+        return (lambda given: given) if fn is None else fn
 
     def graph_break(self, msg: str = "") -> None:
         """Ends a compiled graph, of which there is none."""
