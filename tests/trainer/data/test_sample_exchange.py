@@ -79,7 +79,7 @@ def test_a_sample_that_does_not_arrive_is_noticed(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All trainers raise, and say how many were expected."""
-    whole = SampleExchange._round
+    whole, threads = SampleExchange._round, threading.active_count()
 
     def broken(self: SampleExchange, columns: Any, to: Any) -> Any:
         found = whole(self, columns, to)
@@ -97,7 +97,7 @@ def test_a_sample_that_does_not_arrive_is_noticed(
     for error in found:
         assert isinstance(error, RuntimeError)
         assert "expected 150 samples to arrive" in str(error) and got in str(error)
-    assert threading.active_count() < 50
+    assert threading.active_count() < threads + TRAINERS  # others of this process may run, too
 
 
 def test_orders_are_hashes_of_numbers() -> None:
