@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +41,17 @@ def test_transformers_trainer_is_told_that_it_clips_before_the_mean(
     jobs = [Trainer(endpoints, number, 2, model(transformers), adam) for number in range(2)]
     ids = torch.arange(8 * STEPS).reshape(-1, 4) % 23
 
-    def play(number: int) -> None:
+    trainers = [  # one after the other: accelerate's state is the process's
         transformers.Trainer(
-            model=jobs[number].model,
+            model=each.model,
             args=arguments,
             train_dataset=[{"input_ids": row, "labels": row} for row in ids[number::2]],
-            optimizers=(jobs[number].optimizer, None),
-        ).train()
-
+            optimizers=(each.optimizer, None),
+        )
+        for number, each in enumerate(jobs)
+    ]
     with caplog.at_level(logging.WARNING):
-        at_once(*(partial(play, number) for number in range(2)))
+        at_once(*(each.train for each in trainers))
     for each in jobs:
         each.optimizer.close()
     said = [r.getMessage() for r in caplog.records if r.name.endswith("gradient_changes")]
