@@ -61,7 +61,7 @@ first = os.environ["RANK"] == "0\"""",
 
 
 def found_in(output: str) -> list[Any]:
-    """What trainer 0 has found."""
+    """The findings of trainer 0."""
     line = next(line for line in output.splitlines() if "found [" in line)
     found: list[Any] = json.loads(line.partition("found ")[2])
     return found

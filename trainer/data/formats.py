@@ -176,7 +176,7 @@ class MultiSlotLines(LineFormat):
 
 
 def _got(slot: Slot, words: Sequence[bytes]) -> str:
-    """What stands in the place of a slot, without what it holds.
+    """Describes the words in the place of a slot, without their content.
 
     Args:
         words: from the slot's count to the line's end.

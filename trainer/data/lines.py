@@ -190,7 +190,7 @@ def buffer_of(text: bytes) -> Array:
 
 
 def described(field: bytes, whole: bool = True) -> str:
-    """What a wrong field is, in words that have nothing of it.
+    """Describes a wrong field, in words that have nothing of it.
 
     Args:
         whole: whether not every number would be right.

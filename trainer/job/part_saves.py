@@ -28,7 +28,7 @@ import torch
 from pserver.checkpoint import checkpoint, manifest
 from pserver.checkpoint.checkpoint import Claims, Saved, Writer
 from pserver.client.client import Client, SaveCalls, SaveState
-from pserver.errors import PServerError, Refused
+from pserver.errors import Busy, PServerError, Refused
 from pserver.running_clock import RUNNING
 from pserver.storage.place import place_at, relative
 from pserver.storage.single_file import joined
@@ -297,8 +297,9 @@ class PartSaves:
             place: of the script.
 
         Returns:
-            Whether it is saved; False where not all servers keep files there, or trainer 0 does not
-            find the files: trainer 0 has to write everything.
+            Whether it is saved; False where not all servers keep files there, one still writes its
+            part of a save that has failed, or trainer 0 does not find the files: trainer 0 has to
+            write everything.
 
         Raises:
             InUse: another job writes there.
@@ -314,6 +315,8 @@ class PartSaves:
         try:
             with checkpoint.writing(path, None, job.claims) as writer:
                 begun = self._begin(parts, "", scheduler, place)
+                if isinstance(begun.failure, Busy):  # it still writes its part of a failed save
+                    return False
                 if isinstance(begun.failure, Refused):  # a full disk, too
                     raise OSError(f"a server cannot save its part: {begun.failure}")
                 if begun.failure is not None:

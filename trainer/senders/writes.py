@@ -224,7 +224,7 @@ class Samples:
         )
 
     def changed(self, numbers: Iterable[int]) -> list[int]:
-        """What :meth:`look` finds; the host waits for the devices, once for each."""
+        """The finding of :meth:`look`; the host waits for the devices, once for each."""
         return self.look(numbers).found()
 
     def _pairs(self, numbers: Iterable[int]) -> list[tuple[Tensor, Tensor]]:

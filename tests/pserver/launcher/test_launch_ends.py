@@ -184,7 +184,7 @@ def test_a_signal_is_passed_on(run: type[Run], number: int, expected: int) -> No
 
 
 def test_the_traceback_of_ctrl_c_is_in_the_log_alone(run: type[Run]) -> None:
-    """What a script says then is shown."""
+    """The script's output of that time is shown."""
     one = run(
         "import atexit, os, signal\natexit.register(print, 'said at the end')\n"
         "print('pid', os.getpid(), flush=True)\nsignal.pause()"

@@ -264,14 +264,20 @@ def test_parts_behind_a_url(url: str) -> None:
     assert [name for name in whole if not torch.equal(whole[name], resumed[name])] == []
 
 
-def test_servers_that_write_elsewhere_are_found_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A directory of the same name on another machine: from then on trainer 0 writes."""
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers write to a directory of the same name on another machine."""
     moved = tmp_path / "another machine"
     monkeypatch.setattr(
         "pserver.job.job.Job._directory", lambda self, path: str(moved / path / "server-0")
     )
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_servers_that_write_elsewhere_are_found_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From then on trainer 0 writes."""
     with caplog.at_level(logging.WARNING):
         whole = run(1, tmp_path / "saved", tmp_path / "saved")
 
@@ -381,14 +387,39 @@ def test_a_save_that_fails_leaves_the_one_before(
     assert checkpoint.load(path)[1]["step"] == 3
 
 
-def test_a_save_that_servers_write_elsewhere_is_written_by_trainer_0(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_a_server_that_still_writes_is_no_reason_to_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A directory of the same name on another machine is found out in the first save."""
-    moved = tmp_path / "another machine"
-    monkeypatch.setattr(
-        "pserver.job.job.Job._directory", lambda self, path: str(moved / path / "server-0")
-    )
+    """One server's disk was full, the other is busy with its part of that save: trainer 0 writes
+    the next one.
+    """
+    commit, go_on = checkpoint.Writer.commit, threading.Event()
+
+    def uneven(self: checkpoint.Writer, meta: Mapping[str, Any]) -> checkpoint.Saved:
+        if "fingerprint" in meta and not go_on.is_set():
+            if str(self._place).endswith("server-0"):
+                raise OSError(28, "No space left on device")
+            assert go_on.wait(30.0)
+        return commit(self, meta)
+
+    monkeypatch.setattr(checkpoint.Writer, "commit", uneven)
+    with job(2, tmp_path / "automatic", tmp_path, None):
+        _, step = model_and_step()
+        step()
+        with pytest.raises(OSError, match="No space left"):
+            fleet.save(str(tmp_path / "saved"))
+        fleet.save(str(tmp_path / "saved"))
+        assert not list((tmp_path / "saved").glob("parts-*"))
+        go_on.set()
+
+    assert checkpoint.load(tmp_path / "saved")[1]["step"] == 1
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_save_that_servers_write_elsewhere_is_written_by_trainer_0(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first save finds it out."""
     with caplog.at_level(logging.WARNING), job(1, tmp_path / "automatic", tmp_path, None):
         _, step = model_and_step()
         for _ in range(2):
