@@ -35,6 +35,9 @@
 # ARGS goes to the command: `make test ARGS=tests/transpiler`, `make demo ARGS=--program`.
 # TORCH_INDEX_URL, where set, is a further index to look for torch in: https://download.pytorch.org/whl/cpu has smaller wheels, without CUDA.
 
+# processes start twice as fast where our bytecode is kept
+unexport PYTHONDONTWRITEBYTECODE
+
 .DELETE_ON_ERROR:
 CHECKS = check-equalities check-lanes check-sharding check-examples check-checkpoints check-ablations
 .PHONY: help demo demo-clicks test test-fast bench docs reference pictures lint types protos check-protos check-history check-sample check-properties check-long check-wheel check-lowest check-newest check-image check-faults check-pairs fuzz mutants clean $(CHECKS)
@@ -93,7 +96,7 @@ build/movielens/train.tsv: | .venv/.examples
 
 test: .venv/.dev
 	@echo "== tests, three files at a time"
-	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --again $(WORKERS) 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --again $(WORKERS) 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: .venv/.dev
 	@echo "== fast tests, two files at a time"
@@ -125,7 +128,7 @@ check-properties: .venv/.dev
 
 check-long: .venv/.dev
 	@echo "== tests that take long, three files at a time"
-	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --tier all -m long $(WORKERS) 3 --dist loadfile --no-loadscope-reorder -r fE $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --tier all -m long $(WORKERS) 3 --dist loadfile --no-loadscope-reorder -r fE $(ARGS)
 
 bench: .venv/.dev
 	@echo "== measuring, for some minutes"

@@ -139,6 +139,7 @@ An essay stands in the file that it is about; code that relies on one says ``See
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from pserver.own_packages import uncollected as _uncollected
 from trainer import row_optimizers as row_optimizers
 from trainer.collective.data_parallel import DataParallel as DataParallel
 from trainer.collective.fused_gradients import (
@@ -279,14 +280,15 @@ _ROOMS = ("lr", "metrics")  # whose names users write behind the package's: trai
 
 
 def __getattr__(name: str) -> object:
-    """Imports some names on first use, so that ``import trainer`` stays light: DistributedEmbedding
-    brings numba; classes and functions for programs bring the servers' transports.
+    """Imports some names on first use, so that ``import trainer`` stays light:
+    DistributedEmbedding brings the room of tables, classes and functions for programs the servers'
+    transports.
     """
-    if name in _ROOMS:
-        return import_module(f"{__name__}.{name}")
-    if name not in _LATE:
+    if name not in _LATE and name not in _ROOMS:
         raise _missing(__name__, name, (*__all__, *_ROOMS, "fleet", "nn"))
-    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
+    with _uncollected():
+        found = import_module(f"{__name__}.{_LATE.get(name, name)}")
+    return found if name in _ROOMS else getattr(found, name)
 
 
 def __dir__() -> list[str]:

@@ -67,6 +67,7 @@ LATE = {
         "pserver.launcher.processes",
         "pserver.service",
     ),
+    "from pserver import fleet, DistributedEmbedding, DistributedStrategy": ("pserver.service",),
 }
 ALWAYS_LATE = ("numba", "numpy.typing", "pyarrow", "rich", "torch._dynamo", "yaml", *FRAMEWORKS)
 DENSE = """

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from pserver.table import ids as id_arithmetic
 from pserver.table.gradient import RowGradient
 from trainer.embedding.proxy import ProxyParameter
 
@@ -102,9 +101,9 @@ class _LinkedRows(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
-        merged = id_arithmetic.merge(
-            ctx.inverse.numpy(), gradient.contiguous().numpy(), len(ctx.ids)
-        )
+        from pserver.table.ids import merge  # imports numba
+
+        merged = merge(ctx.inverse.numpy(), gradient.contiguous().numpy(), len(ctx.ids))
         ctx.proxy.receive(RowGradient(ctx.ids, torch.from_numpy(merged), ctx.statistics))
         return ctx.proxy.nothing(), None, None, None, None
 
@@ -123,9 +122,11 @@ class _GatherBags(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+        from pserver.table.ids import merge  # imports numba
+
         inverse, sizes = ctx.saved_tensors
         if ctx.mode == "mean":
             gradient = gradient / sizes.clamp(min=1).to(gradient.dtype).unsqueeze(1)
         spread = gradient.repeat_interleave(sizes, 0)  # to the ids of each bag
-        merged = torch.from_numpy(id_arithmetic.merge(inverse.numpy(), spread.numpy(), ctx.count))
+        merged = torch.from_numpy(merge(inverse.numpy(), spread.numpy(), ctx.count))
         return merged, None, None, None, None

@@ -19,7 +19,6 @@ from typing import Any, Never, Protocol
 import torch
 from torch import Tensor, nn
 
-from pserver.table import ids as id_arithmetic
 from pserver.table.gradient import RowGradient
 from pserver.table.string_ids import described, string_ids
 from trainer.embedding.autograd import link_to_proxy, linked_rows
@@ -529,7 +528,9 @@ class DistributedEmbedding(nn.Module):
             )
             raise RuntimeError(f"{self.whose()}: rows: {expected}")
         if counted is not None:
-            counted = torch.from_numpy(id_arithmetic.merge(inverse, counted.numpy(), len(asked)))
+            from pserver.table.ids import merge  # imports numba
+
+            counted = torch.from_numpy(merge(inverse, counted.numpy(), len(asked)))
         return rows.to(ids.device), torch.from_numpy(inverse).to(ids.device), asked, counted
 
     def _pull(self, ids: Tensor, arrived: Arrived | None) -> Tensor:

@@ -35,7 +35,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from pserver.errors import PServerError
-from pserver.table import ids as id_arithmetic
 from trainer.embedding.rows import Arrived
 
 PullAll = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
@@ -60,8 +59,10 @@ class JoinedLookup:
     @classmethod
     def of(cls, ids: Tensor, given: Tensor | None = None) -> JoinedLookup:
         """The lookup of ids, int64 [n] on any device: those of ``given`` without the padding's."""
-        unique, inverse = id_arithmetic.unique(ids.cpu().contiguous().numpy())
-        return cls(ids if given is None else given, torch.from_numpy(unique), inverse)
+        from pserver.table.ids import unique  # imports numba
+
+        found, inverse = unique(ids.cpu().contiguous().numpy())
+        return cls(ids if given is None else given, torch.from_numpy(found), inverse)
 
 
 class AheadTable(Protocol):
@@ -228,6 +229,8 @@ class LookAhead:
 
     def _rows(self, asked: Mapping[Call, Tensor]) -> dict[Call, Tensor]:
         """The rows of these ids, by call; several calls of one table ask for an id once."""
+        from pserver.table.ids import unique  # imports numba
+
         by_table: dict[str, list[Call]] = {}
         for call in asked:
             by_table.setdefault(str(call[0].known_as), []).append(call)
@@ -237,8 +240,8 @@ class LookAhead:
             ids[name] = asked[calls[0]]
             if len(calls) > 1:
                 every = torch.cat([asked[call] for call in calls])
-                unique, inverse = id_arithmetic.unique(every.numpy())
-                ids[name] = torch.from_numpy(unique)
+                found, inverse = unique(every.numpy())
+                ids[name] = torch.from_numpy(found)
                 sizes = [len(asked[call]) for call in calls]
                 places.update(
                     zip(calls, torch.split(torch.from_numpy(inverse), sizes), strict=True)

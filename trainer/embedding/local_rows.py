@@ -7,19 +7,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pserver.table.gradient import RowGradient
-from pserver.table.table import SparseTable
-from pserver.table.tiered import open_table
 from trainer.embedding.rows import Arrived, RowSource
 from transpiler.ir.rules import Rule
 from transpiler.ir.schema import DTYPES
 from transpiler.ir.tables import Segment, Table
+
+if TYPE_CHECKING:
+    from pserver.table.table import SparseTable
 
 CHUNK_ROWS = 65536
 
@@ -70,6 +71,8 @@ class LocalRows:
         return self._rows
 
     def _made(self) -> SparseTable:
+        from pserver.table.tiered import open_table  # imports numba
+
         segments = tuple(
             Segment(begin, end, index) for index, (begin, end, _) in enumerate(self._rules)
         )
