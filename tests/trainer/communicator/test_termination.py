@@ -11,7 +11,7 @@ from tests.support.fork_server import ROOT, started
 from tests.support.load import patiently
 
 BEGIN = """
-import atexit, os, signal, sys, threading, time
+import atexit, os, select, signal, sys, threading, time
 from trainer.communicator.termination import termination
 
 def tell(reason):
@@ -60,21 +60,22 @@ finally:
 
 
 ADD = "termination.add(tell)\n"
+# a pipe, and no event of threading: the main thread may hold that one's lock when the handler runs
 OWN = """
-saved = threading.Event()
+saved, save = os.pipe()
 found = signal.getsignal(signal.SIGTERM)
 
 def own(number, frame):
     print("own", flush=True)
     if {calls} and callable(found):
         found(number, frame)
-    saved.set()
+    os.write(save, b"!")
 
 signal.signal(signal.SIGTERM, own)
 """
 SAVES = """
 print("ready", flush=True)
-saved.wait(60)
+select.select([saved], [], [], 60)
 threading.Event().wait(0.3)  # for whoever tells others behind the script's back
 print("saves, came" if termination.came else "saves", flush=True)
 """
