@@ -263,9 +263,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self._step_here(here)
             if self.dgc is not None:
                 there |= self.dgc.leaving(there, self.steps)
-            for parameter, gradient in there.items():
-                if parameter not in self._left:
-                    communicator.send_whole(self.names[parameter], gradient)
+            left = self._left  # during backward
+            communicator.send_whole(
+                {self.names[p]: gradient for p, gradient in there.items() if p not in left}
+            )
             if self._tables is not None:
                 for name, rows in self._tables.gradients(tables).items():
                     communicator.send_rows(name, rows)

@@ -1094,8 +1094,12 @@ class Client:
     @property
     def failure(self) -> PServerError | None:
         """The error that ended the connection, if one did."""
-        failures = (self._failure, *(channel.failure for channel in self.every_channel))
-        return next((failure for failure in failures if failure is not None), None)
+        if self._failure is not None:
+            return self._failure
+        for channel in self.channels:
+            if channel.failure is not None:
+                return channel.failure
+        return None if self.tables is None else self.tables.failure
 
     def finish(self) -> None:
         """Declares that this trainer takes no further step; the others then step without it.

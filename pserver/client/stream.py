@@ -34,9 +34,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -58,7 +57,7 @@ from pserver.errors import (
 from pserver.running_clock import RUNNING
 from pserver.timeouts import Timeouts
 from pserver.transport import frames
-from pserver.transport.stream import MISSED, Buffer, Stream
+from pserver.transport.stream import MISSED, Buffer, Stream, bytes_of
 from pserver.wire_pb2 import Done, Failure, Frame, Kind, Part
 
 # ---- awaited ----
@@ -112,18 +111,17 @@ class StreamSilence:
         self._probed: float | None = None  # the first PROBE after which nothing has arrived
         self._ended = False  # the present stream, because of its silence
 
-    @contextmanager
-    def sending(self, probe: bool) -> Iterator[None]:
-        """Marks, while the block runs, that a frame is being sent."""
+    def sends(self, probe: bool) -> None:
+        """Notes that a frame is being sent, until :meth:`sent`."""
         with self._lock:
             self._sending = RUNNING()
             if probe and self._probed is None:
                 self._probed = self._sending
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._sending = None
+
+    def sent(self) -> None:
+        """Notes that no frame is being sent any more."""
+        with self._lock:
+            self._sending = None
 
     def received(self) -> None:
         """Notes that a frame has arrived."""
@@ -271,7 +269,7 @@ class RetryingStream:
         self._queue(frame)
 
     def _queue(self, frame: Outgoing) -> None:
-        small = sum(memoryview(buffer).nbytes for buffer in frame[1]) <= DIRECT_BYTES
+        small = bytes_of(frame[1]) <= DIRECT_BYTES
         with self._lock:
             frame[0].request = self._requests
             self._request.append(frame)
@@ -360,9 +358,12 @@ class RetryingStream:
             stream, stale = self._stream, number != self._number
         try:
             if not stale:
-                with self._silence.sending(probe=header.kind == Kind.PROBE):
+                self._silence.sends(probe=header.kind == Kind.PROBE)
+                try:
                     stream.send(header, payload)
-                self.bytes_out += sum(memoryview(buffer).nbytes for buffer in payload)
+                finally:
+                    self._silence.sent()
+                self.bytes_out += bytes_of(payload)
                 if header.kind == Kind.COMMIT and header.request == self._requests:
                     self._resolve(self._awaited.sent, None)
         except Unreachable:

@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -283,9 +284,7 @@ class SmallSlices:
     def _shared(self, hparams: Mapping[str, Hparam]) -> torch.optim.Optimizer:
         """The common optimizer, made anew where a slice's own is new or was loaded."""
         own = [updater._optimizer for updater in self._updaters]
-        if self._common is None or any(
-            now is None or now is not then for now, then in zip(own, self._own, strict=True)
-        ):
+        if self._common is None or not all(map(operator.is_, own, self._own)):
             self._own = [updater._made(hparams) for updater in self._updaters]
             chunks = [updater._chunks[0] for updater in self._updaters]
             rule = self._updaters[0].rule
@@ -558,7 +557,8 @@ def update_all(
         if update.small_slices is None or update.updater is None:
             update.update(gradient, hparams[update.group], scale)
         else:
-            update.clip_gradient(gradient, scale)
+            if update.clip is not None or update.scaled is not None:
+                update.clip_gradient(gradient, scale)
             grads, _ = joint.setdefault(update.small_slices, ({}, hparams[update.group]))
             grads[update.updater] = gradient.view(-1)
     for small_slices, (grads, own) in joint.items():

@@ -351,7 +351,8 @@ class LaneExecutor:
         if self.lane.staleness is not None:
             self.outcome(member, step, task)
         for name in () if buffers_only else self.updates:
-            task.wait_for(name)
+            if not task.finished:
+                task.wait_for(name)
             yield name
         task.wait_for()
         yield from self.buffers.answer(member.trainer)

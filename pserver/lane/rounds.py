@@ -223,7 +223,7 @@ class SyncRound:
     @property
     def overflow(self) -> bool:
         """Whether a trainer saw a gradient that is not finite: then no trainer takes the step."""
-        return any(step.overflow for step in self.steps.values())
+        return any([step.overflow for step in self.steps.values()])
 
     @property
     def counted(self) -> list[Step]:
@@ -368,18 +368,16 @@ class SyncRound:
         """
         in_order = self.counted
         for name in names if in_order else ():
-            gradients = [
-                gradient
-                for step in in_order
-                if (gradient := step.gradients.pop(name, None)) is not None
-            ]
-            if gradients:
+            gradients, of_rows = list[Tensor](), list[RowGradient]()
+            for step in in_order:
+                if name in step.gradients:
+                    gradients.append(step.gradients.pop(name))
+                if name in step.row_gradients:
+                    of_rows.append(step.row_gradients.pop(name))
+            if gradients and len(in_order) > 1:
                 self.merged[name] = mean(gradients, len(in_order), self.averages)
-            of_rows = [
-                part
-                for step in in_order
-                if (part := step.row_gradients.pop(name, None)) is not None
-            ]
+            elif gradients:
+                self.merged[name] = gradients[0]
             if of_rows:
                 share = 1 / len(in_order) if self.averages else 1.0
                 self.merged_rows[name] = total_of(of_rows).mul_(share)

@@ -30,7 +30,7 @@ from pserver.table.gradient import RowGradient
 from pserver.telemetry.trace import Fact, Spans, now
 from pserver.transport.arrays import MOST_ROWS
 from pserver.transport.arrays import PushNorm as Norm
-from pserver.transport.frames import Packed, Packer
+from pserver.transport.frames import Packed, Packer, frames
 from pserver.transport.memory import IN_ORDER, ZoneMemory
 from pserver.transport.stream import Land, SequencedStream, Stream
 from pserver.wire_pb2 import (
@@ -279,6 +279,11 @@ class ValueFrames:
             self._shared = segment
         return self._shared is segment
 
+    @property
+    def shared(self) -> bool:
+        """Whether the trainer reads in the server's memory."""
+        return self._shared is not None
+
     def __contains__(self, name: str) -> bool:
         """Whether a value may change while the trainer reads it."""
         return IN_ORDER and self._shared is not None and name in self._shared.zones
@@ -295,6 +300,9 @@ class ValueFrames:
 
     def frames(self, step: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[Packed]:
         """All frames of these values, each as soon as it is full."""
+        if self._shared is None:
+            yield from frames(Kind.VALUE, step, tensors)
+            return
         named, whole = Packer(2**62, NAMED_BYTES, NAMED_BYTES), Packer()
         for name, tensor in tensors:
             packer = named if self._lies(name, tensor) else whole

@@ -20,7 +20,7 @@ from pserver.service.streams import kind_of
 from pserver.telemetry.trace import now
 from pserver.transport import frames
 from pserver.transport.arrays import ArrayAssembler
-from pserver.transport.stream import Stream
+from pserver.transport.stream import Stream, bytes_of
 from pserver.wire_pb2 import Done, Frame, Kind, Scan
 
 if TYPE_CHECKING:
@@ -216,7 +216,5 @@ class TableService:
     def _answer(self, arrays: Iterable[tuple[str, torch.Tensor]], done: Done) -> None:
         for header, payload in frames.frames(Kind.VALUE, 0, arrays):
             self._stream.send(header, payload)
-            self._job.sent[self._member.transport] += sum(
-                memoryview(buffer).nbytes for buffer in payload
-            )
+            self._job.sent[self._member.transport] += bytes_of(payload)
         self._stream.send(Frame(kind=Kind.DONE, done=done))

@@ -15,7 +15,7 @@ continues, and the same step on the later stream joins it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -67,7 +67,7 @@ from pserver.transport.arrays import (
     whole_values,
 )
 from pserver.transport.memory import ZONE_BYTES, ZoneMemory
-from pserver.transport.stream import Offer, SequencedStream
+from pserver.transport.stream import Buffer, Offer, SequencedStream, bytes_of
 from pserver.wire_pb2 import Commit, Done, Frame, Hello, Kind, Norms, Part
 from transpiler.formats.messages import hparams_from_proto
 
@@ -126,6 +126,8 @@ class GradientAssembler:
         self._layout = {
             name: form for tensors in layouts.values() for name, form in tensors.items()
         }
+        # bytes of those that travel as they are, by slice
+        self._plain = {n: each.value.nbytes for n, each in updates.items() if not each.compression}
         self._buffers: dict[str, torch.Tensor] = {}  # by name on the wire
         self._groups: dict[str, _Group] = {}  # by the first tensor's name on the wire
         self._grouped: set[str] = set()  # names on the wire
@@ -221,14 +223,19 @@ class GradientAssembler:
             return [frames.buffer_of(group.memory)]
         return frames.land(header, payload_bytes, self.destination)
 
-    def received(self, header: Frame) -> None:
-        """Counts a frame's parts, which have been copied to their destinations, and checks that
-        they are finite, while they are in the cache.
+    def take_in(self, header: Frame, payload: Buffer) -> None:
+        """Copies a frame's parts to their destinations, unless they have landed there, counts them,
+        and checks that they are finite, while they are in the cache.
 
         Raises:
-            CorruptFrame: a part does not begin where the one before it ended.
+            Unprepared, CorruptFrame: see :meth:`destination`; or a part does not begin where the
+                one before it ended.
         """
         group = self._group(header)
+        if group is not None and group.memory.nbytes == memoryview(payload).nbytes:
+            frames.spread(memoryview(payload), [frames.buffer_of(group.memory)])
+        else:
+            frames.scatter(header, payload, self.destination)
         if group is not None and self._received.keys().isdisjoint(group.sizes):
             self._received.update(group.sizes)
             if is_finite(group.memory):
@@ -303,17 +310,23 @@ class GradientAssembler:
             Unprepared: a slice that is not updated here.
             CorruptFrame: a gradient is not whole, and not named as absent.
         """
-        unknown = set(absent) - set(self._updates)
+        missing = set(absent)
+        unknown = missing.difference(self._updates)
         if unknown:
             raise Unprepared(
                 f"slice {min(unknown)!r}, absent in step {step}, is not updated in this lane of "
                 "this server"
             )
-        gradients = {
-            name: self._decoded(name, parts)
-            for name in self._updates
-            if self._has_arrived(name, parts := self._form(name), step, name in absent)
-        }
+        gradients = {}
+        for name in self._updates:
+            size = self._plain.get(name)
+            if size and self._received.get(name) == size and self._step == step:
+                if name not in missing:
+                    gradients[name] = self._buffers[name]
+                    continue
+            parts = self._form(name)
+            if self._has_arrived(name, parts, step, name in missing):
+                gradients[name] = self._decoded(name, parts)
         self._received, self._odd = {}, set()
         return gradients
 
@@ -494,8 +507,7 @@ class TensorService:
         self._job.lifecycle.check_running()
         gradients = self._assembler()
         gradients.begin(header.step)
-        frames.scatter(header, payload, gradients.destination)
-        gradients.received(header)
+        gradients.take_in(header, payload)
 
     def _assembler(self) -> GradientAssembler:
         if self._gradients is None:
@@ -643,8 +655,8 @@ class TensorService:
 
     def _checksums(self, header: Frame) -> None:
         self._job.lifecycle.check_running()
-        read = ((part.name, self._read(part.name)) for part in header.parts)
-        found = {name: checksum(tensor) for name, tensor in read if tensor is not None}
+        read = self._read_all(part.name for part in header.parts)
+        found = {name: checksum(tensor) for name, tensor in read}
         done = Done(version=self._executor().updates_started, checksums=found)
         self._check_place()
         self._stream.send(Frame(kind=Kind.DONE, step=header.step, done=done))
@@ -666,12 +678,9 @@ class TensorService:
         self._check_place()
         began = now() if self._times.spans.on else 0.0
         in_place = in_place and self._values.share(self._job.installed().slices.segment)
-        tensors = ((name, self._read(name, in_place)) for name in names)
-        held = ((name, tensor) for name, tensor in tensors if tensor is not None)
-        for header, payload in self._values.frames(step, held):
+        for header, payload in self._values.frames(step, self._read_all(names, in_place)):
             self._stream.send(header, payload)
-            size = sum(memoryview(buffer).nbytes for buffer in payload)
-            self._job.sent[self._member.transport] += size
+            self._job.sent[self._member.transport] += bytes_of(payload)
         result = outcome()
         self._stream.send(Frame(kind=Kind.DONE, step=step, done=done_of(result)))
         if began:
@@ -680,8 +689,16 @@ class TensorService:
         if not result.version & (result.version - 1):
             trim_memory()
 
-    def _read(self, name: str, in_place: bool = False) -> torch.Tensor | None:
-        # delay compensation remembers what the trainer read: only on the stream that counts
-        self._check_place()
-        tensor = self._job.installed().read(self._member, name, in_place and name in self._values)
-        return tensor if in_place or tensor is None else self._values.apart(name, tensor)
+    def _read_all(
+        self, names: Iterable[str], in_place: bool = False
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """The values that are held of these variables, each when the iterator names it."""
+        read, values, member = self._job.installed().read, self._values, self._member
+        apart = values.shared and not in_place
+        for name in names:
+            # delay compensation remembers what the trainer read: only on the stream that counts
+            if self._watermark.stream != self._number:
+                self._check_place()
+            tensor = read(member, name, in_place and name in values)
+            if tensor is not None:
+                yield name, values.apart(name, tensor) if apart else tensor

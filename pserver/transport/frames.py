@@ -246,7 +246,10 @@ def spread(source: memoryview, places: Iterable[memoryview]) -> None:
     position = 0
     for place in places:
         end = position + place.nbytes
-        copy_bytes(place, source[position:end])
+        if place.nbytes < NOGIL_BYTES:
+            place[:] = source[position:end]
+        else:
+            copy_bytes(place, source[position:end])
         position = end
 
 
@@ -260,19 +263,20 @@ def targets(
         CorruptFrame: a part's dtype or shape is not its destination's, a part reaches beyond it or
             is cut inside an element, or the sizes do not add up to the payload.
     """
-    total = sum(part.size for part in header.parts)
+    parts = list(header.parts)
+    total = sum([part.size for part in parts])
     if total != payload_bytes:
-        name = header.parts[0].name if header.parts else ""
+        name = parts[0].name if parts else ""
         raise CorruptFrame(
             f"{name!r} and what follows: expected {total} bytes of payload as the parts say, got "
             f"{payload_bytes}"
         )
-    wholes = [_checked(part, destination(part)) for part in header.parts]
-    return [
-        whole[part.offset : part.offset + part.size]
-        for part, whole in zip(header.parts, wholes, strict=True)
-        if part.size
-    ]
+    places = []
+    for part in parts:
+        whole, size = _checked(part, destination(part)), part.size
+        if size:
+            places.append(whole if size == whole.nbytes else whole[part.offset :][:size])
+    return places
 
 
 def land(
@@ -290,7 +294,7 @@ def land(
 def received_bytes(header: Frame, payload: Buffer) -> int:
     """The bytes of a payload, wherever it is."""
     if payload is LANDED:
-        return sum(part.size for part in header.parts)
+        return sum([part.size for part in header.parts])
     return memoryview(payload).nbytes
 
 

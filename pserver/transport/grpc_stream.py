@@ -33,7 +33,7 @@ from pserver.transport.endpoint import spell
 from pserver.transport.frames import decode, encode_header
 from pserver.transport.grpc_port import CLIENT_OPTIONS, MESSAGE_BYTES, GrpcPort
 from pserver.transport.grpc_security import bearer_of, open_channel
-from pserver.transport.stream import Buffer, Handler, Land, OpenStreams, Pipe, Stream
+from pserver.transport.stream import Buffer, Handler, Land, OpenStreams, Pipe, Stream, bytes_of
 from pserver.wire_pb2 import Frame
 
 SERVICE = "pserver.ParameterServer"
@@ -91,7 +91,7 @@ class GrpcStream:
 
     def send(self, header: Frame, payload: Sequence[Buffer] = ()) -> None:
         """See :class:`pserver.transport.stream.Stream`."""
-        head = encode_header(header, sum(memoryview(buffer).nbytes for buffer in payload))
+        head = encode_header(header, bytes_of(payload))
         pieces = (head, *payload)
         self.outgoing.put(sealed(pieces) if self.checked else b"".join(pieces))
 

@@ -77,6 +77,12 @@ if TYPE_CHECKING:
 
 Buffer = memoryview | bytes | bytearray
 
+
+def bytes_of(payload: Sequence[Buffer]) -> int:
+    """The bytes of a payload that is sent."""
+    return sum([memoryview(buffer).nbytes for buffer in payload])
+
+
 LANDED: Final = memoryview(b"")
 """In place of a payload that was read to where it belongs."""
 

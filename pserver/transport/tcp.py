@@ -61,6 +61,7 @@ from pserver.transport.stream import (
     OpenStreams,
     SocketStream,
     Stream,
+    bytes_of,
     check_size,
 )
 from pserver.wire_pb2 import Frame
@@ -511,7 +512,7 @@ class TcpStream(SocketStream):
         self._in, self._out = map(itertools.cycle, ways if accepting else reversed(ways))
 
     def _write(self, header: Frame, head: bytes, payload: Sequence[Buffer]) -> None:
-        size = sum(memoryview(buffer).nbytes for buffer in payload)
+        size = bytes_of(payload)
         check_size(head, size)
         next(self._out).send(head, payload, size)
 

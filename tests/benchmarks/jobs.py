@@ -53,8 +53,7 @@ class Trainer:
 
     def step(self) -> None:
         """Pushes every gradient and pulls every parameter."""
-        for name, gradient in self.gradients.items():
-            self.communicator.send_whole(name, gradient)
+        self.communicator.send_whole(self.gradients)
         self.communicator.commit({0: SGD})
 
 

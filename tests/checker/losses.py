@@ -124,7 +124,7 @@ class Process:
         gradient = torch.zeros_like(self.w)
         gradient[self.number :: self.loss.trainers] = -1.0
         self.sent += 1
-        self.communicator.send_whole("w", gradient)
+        self.communicator.send_whole({"w": gradient})
         self.communicator.commit({0: RULE.hparams})
         self.taken += 1
         self.counters()

@@ -207,7 +207,7 @@ class Process:
             if plan.lane_of(placement).kind.steps_on_trainer:
                 self.tensors[placement.name].add_(change, alpha=0.1)
             else:
-                communicator.send_whole(placement.name, change)
+                communicator.send_whole({placement.name: change})
         for table in plan.tables:
             self._train_rows(table.name)
         communicator.commit(self.world.hparams(communicator.step + 1))

@@ -159,7 +159,7 @@ class Trainer:
             if self.scenario.plan.lane_of(placement).kind.steps_on_trainer:
                 self.tensors[placement.name].add_(own)
             else:
-                self.communicator.send_whole(placement.name, -own)
+                self.communicator.send_whole({placement.name: -own})
         for table in self.tables:
             table.send(step)
         return self.communicator.commit(

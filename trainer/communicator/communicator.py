@@ -11,7 +11,6 @@ The eager path (``fleet``) and the program path (``Executor``) both end here.  A
 from __future__ import annotations
 
 import logging
-import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -45,7 +44,7 @@ from trainer.senders.async_lane import AsyncSender
 from trainer.senders.buffers import SyncedBuffers, travelling
 from trainer.senders.kstep_lane import DiLoCoSender, GeoSender, drain_for_others, window_of
 from trainer.senders.live_trainers import LiveTrainers, live_trainers_of
-from trainer.senders.parameters import ParameterSlices, check_gradient, is_on_gpu, take_over
+from trainer.senders.parameters import ParameterSlices, local_gradient, take_over
 from trainer.senders.pipeline import LaneSender
 from trainer.senders.sync_lane import SyncSender
 from trainer.senders.writes import ExternalWrites
@@ -631,31 +630,35 @@ class Communicator:
             ValueError: it has another dtype or number of elements than its slice, or is sparse.
         """
         placement, slice_ = self._all.owner(name)
-        self._send(placement, name, gradient, slice_.shape)
+        self._begin(placement.lane)
+        here = local_gradient(placement, name, gradient, slice_.shape)
+        self.lanes[placement.lane].send({name: here})
 
-    def _send(
-        self, placement: Placement, name: str, gradient: torch.Tensor, shape: tuple[int, ...]
-    ) -> None:
-        """Queues the gradient of one slice, or of a whole variable."""
-        check_gradient(placement, name, gradient, math.prod(shape))
-        self.check()
-        self.external_writes.begin(placement.lane)
-        self._open.add(placement.lane)
-        here = gradient.detach() if is_on_gpu(gradient) else gradient.detach().to("cpu")
-        self.lanes[placement.lane].send(name, here.contiguous().view(shape))
+    def send_whole(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Queues the gradients of parameters: slice by slice, or whole if the lane's sending thread
+        cuts them.
 
-    def send_whole(self, name: str, gradient: torch.Tensor) -> None:
-        """Queues the gradient of a parameter: slice by slice, or whole if the lane's sending thread
-        cuts it.
+        Args:
+            gradients: by the parameter's name; see :meth:`send`.
+
+        Raises:
+            ValueError: see :meth:`send`; nothing of the lane is queued.
         """
-        placement = self._all.placement(name)
-        if gradient.is_sparse or (
-            self._options.runtime_split_send_recv and self.plan.lane_of(placement).kind.queues
-        ):
-            self._send(placement, name, gradient, placement.shape)
-            return
-        for slice_, part in self._all.cut({name: gradient.detach().contiguous()}).items():
-            self.send(slice_, part)
+        for lane, own in self._all.by_lane(gradients).items():
+            self._begin(lane)
+            whole = {
+                placement.name: local_gradient(placement, placement.name, gradient, placement.shape)
+                for placement, gradient in own
+            }
+            cuts = self._options.runtime_split_send_recv and self.plan.lanes[lane].kind.queues
+            self.lanes[lane].send(whole if cuts else self._all.cut(whole))
+
+    def _begin(self, lane: int) -> None:
+        """Begins a lane's step, unless something of it has been sent."""
+        if lane not in self._open:
+            self.check()
+            self.external_writes.begin(lane)
+            self._open.add(lane)
 
     def rows_of(self, table: str) -> RowSource:
         """The source that the embeddings of a table pull from: the servers, or in a k-step lane the
@@ -666,10 +669,8 @@ class Communicator:
 
     def send_rows(self, table: str, gradient: RowGradient) -> None:
         """Queues the gradient of a table's rows; the caller does not write to its tensors again."""
-        self.check()
         lane = self.plan.table(table).lane
-        self.external_writes.begin(lane)
-        self._open.add(lane)
+        self._begin(lane)
         self.lanes[lane].send_rows(table, gradient)
 
     def commit(self, hparams: Hparams, overflow: bool = False) -> Reply:

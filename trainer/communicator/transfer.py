@@ -82,11 +82,9 @@ class StateTransfer:
                 return self._collected[name]
             if self._in_place:
                 return self._slices.destination(name)
-            return (
-                self._buffers.destination(name)
-                if name in self._buffers
-                else lane.destination(name, blank)
-            )
+            return (self._buffers if name in travelling else lane).destination(name)
+
+        travelling = self._buffers.names
 
         return destination
 

@@ -542,7 +542,7 @@ class PServerRuntime:
             return ()
         placement = plan.placement(program.main.variables[first].of or first)
         if len(x) < len(placement.slices):  # split here, at run time
-            self.communicator.send_whole(placement.name, x[0])
+            self.communicator.send_whole({placement.name: x[0]})
         else:
             for slice_, gradient in zip(placement.slices, x, strict=True):
                 self.communicator.send(slice_.name, gradient)

@@ -88,23 +88,15 @@ def divided(
     Raises:
         ValueError: a gradient is of a parameter that was in no group when the trainers joined.
     """
-    local = {
-        each.name
-        for each in plan.placements
-        if each.group is not None and plan.lane_of(each).kind.steps_on_trainer
-    }
-    held = {each.name for each in plan.placements if each.group is not None}
+    lanes = {index for index, lane in enumerate(plan.lanes) if lane.kind.steps_on_trainer}
+    held = {each.name: each.lane in lanes for each in plan.placements if each.group is not None}
     here: Gradients = {}
     there: Gradients = {}
     for parameter, gradient in gradients.items():
         name = names.get(parameter)
-        if name in local:
-            here[parameter] = gradient
-        elif name in plan.averaged or isinstance(parameter, ProxyParameter):
-            continue
-        elif name in held:
-            there[parameter] = gradient
-        else:
+        if name in held and (held[name] or name not in plan.averaged):
+            (here if held[name] else there)[parameter] = gradient
+        elif name not in plan.averaged and not isinstance(parameter, ProxyParameter):
             said = f"of shape {list(parameter.shape)}" if name is None else repr(name)
             raise ValueError(
                 f"optimizer.step(): parameter {said} has a gradient, and was in no group of the "
@@ -135,8 +127,8 @@ def unscale(
     Raises:
         RuntimeError: gradients have been sent with the scale in them.
     """
-    scale = getattr(optimizer, "grad_scale", None)
-    found = getattr(optimizer, "found_inf", None)
+    said = vars(optimizer)  # where GradScaler writes
+    scale, found = said.get("grad_scale"), said.get("found_inf")
     overflow = found is not None and bool(found.item())
     if left and scale is not None:
         raise RuntimeError(
@@ -208,7 +200,7 @@ def send_early(
         plan = communicator.plan
         if not plan.lane_of(plan.placement(name)).kind.steps_on_trainer:
             left.add(parameter)
-            communicator.send_whole(name, gradient)
+            communicator.send_whole({name: gradient})
 
     communicator = connected()
     element_wise = grad_clip is None or isinstance(grad_clip, ClipGradByValue)

@@ -271,7 +271,7 @@ class AsyncSender:
         """The number of messages sent."""
         return self._pipeline.step
 
-    def destination(self, name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def destination(self, name: str) -> torch.Tensor:
         """The parameter's own memory if values are received in place, otherwise a buffer."""
         if self._in_place and not self.received.fetching:
             return self._slices.destination(name)
@@ -294,9 +294,9 @@ class AsyncSender:
         for thread in self._threads:
             thread.start()
 
-    def send(self, name: str, gradient: torch.Tensor) -> None:
+    def send(self, gradients: Mapping[str, torch.Tensor]) -> None:
         """See :class:`LaneSender`."""
-        self._gradients[name] = gradient
+        self._gradients.update(gradients)
 
     def send_rows(self, table: str, gradient: RowGradient) -> None:
         """See :class:`LaneSender`."""

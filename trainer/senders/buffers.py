@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 
 import torch
 from torch import Tensor
@@ -60,6 +60,7 @@ class SyncedBuffers:
 
     Attributes:
         placements, lane: as given.
+        names: of the slices.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class SyncedBuffers:
         self._variables = [placement.name for placement in placements]
         self._names = self._slices.slices_of(self._variables)
         self._averaged = {name for name in self._names if self._averages(name, whose)}
-        self._everything, self._live = set(self._names), live
+        self.names, self._live = frozenset(self._names), live
         self._known: dict[str, Tensor] = {}  # as they were after the last step, by slice
         self._lock = threading.Lock()  # guards the three below
         self._outgoing: dict[str, Tensor] = {}
@@ -83,12 +84,12 @@ class SyncedBuffers:
         self._staged: dict[str, Tensor] = {}  # of complete replies
 
     @property
-    def _sent(self) -> set[str]:
-        return self._everything if self._live.is_leader else self._averaged
+    def _sent(self) -> Set[str]:
+        return self.names if self._live.is_leader else self._averaged
 
     @property
-    def _received(self) -> set[str]:
-        return self._averaged if self._live.is_leader else self._everything
+    def _received(self) -> Set[str]:
+        return self._averaged if self._live.is_leader else self.names
 
     @property
     def receives(self) -> bool:
@@ -98,9 +99,6 @@ class SyncedBuffers:
     def _averages(self, name: str, whose: str) -> bool:
         dtype = DTYPES[self._slices.owner(name)[0].dtype]
         return whose == "mean" and (dtype.is_floating_point or dtype.is_complex)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._slices
 
     def on(self, server: int) -> list[str]:
         """The slices on a server that this trainer receives."""
@@ -162,7 +160,7 @@ class SyncedBuffers:
         others receive: trainer 0's own, as they were some steps ago.
         """
         with self._lock:
-            received = self._received.intersection(self._arriving)
+            received = self._received & self._arriving.keys()
             self._staged.update({name: self._arriving[name] for name in received})
             self._arriving = {}
 

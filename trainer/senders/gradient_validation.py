@@ -194,9 +194,13 @@ class GradientValidation:
 
     Args:
         lane, slices: of the steps.
+
+    Attributes:
+        measures: whether norms of gradients are asked for.
     """
 
     def __init__(self, lane: Lane, slices: ParameterSlices) -> None:
+        self.measures = lane.outlier_push != "off"
         self._nonfinite = NonFiniteFindings(lane)
         self._norms = PushNorms(lane, slices)
 

@@ -84,7 +84,7 @@ class KStepSender:
         self._taken = 0
         self.writes.note()
 
-    def send(self, name: str, gradient: torch.Tensor) -> None:
+    def send(self, gradients: Mapping[str, torch.Tensor]) -> None:
         """Does nothing: gradients stay here."""
 
     def send_rows(self, table: str, gradient: RowGradient) -> None:
@@ -192,7 +192,7 @@ class DiLoCoSender(KStepSender):
         if self._lane.outlier_push != "off":
             self._known = {name: self._slices.read(name).clone() for name in self._slices.names}
 
-    def destination(self, name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def destination(self, name: str) -> torch.Tensor:
         """The parameter's own memory, or a buffer beside it."""
         return self._slices.destination(name)
 
@@ -297,7 +297,7 @@ class GeoSender(KStepSender):
         self._refused_outliers = self._told = 0
         self._under_way: deque[tuple[int, Tensors, Future[Reply]]] = deque()
 
-    def destination(self, name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def destination(self, name: str) -> torch.Tensor:
         """The destination of a slice's value: memory that no other thread reads."""
         return self._pipeline.destination(name)
 

@@ -28,6 +28,7 @@ for.
 from __future__ import annotations
 
 import logging
+import math
 import mmap
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -199,6 +200,7 @@ class ParameterSlices:
     Attributes:
         held_back: as given.
         names: of the slices that servers update, in the order of the plan.
+        servers: by slice, the index of the server that holds it.
     """
 
     def __init__(
@@ -223,10 +225,10 @@ class ParameterSlices:
             if placement.group is not None
             for slice_ in placement.slices
         ]
-        servers = {self._owners[name][1].server for name in self.names}
+        self.servers = {name: slice_.server for name, (_, slice_) in self._owners.items()}
         self._order = {
-            server: [name for name in self.names if self._owners[name][1].server == server]
-            for server in servers
+            server: [name for name in self.names if self.servers[name] == server]
+            for server in {self.servers[name] for name in self.names}
         }
         self._compressor = Compressor()
         self._buffers: dict[str, torch.Tensor] = {}  # kept from step to step
@@ -236,6 +238,11 @@ class ParameterSlices:
 
     def __contains__(self, name: str) -> bool:
         return name in self._owners
+
+    @property
+    def compresses(self) -> bool:
+        """Whether gradients of some slice travel in another form than their own."""
+        return any(placement.compression for placement in self._placements)
 
     @property
     def trained(self) -> list[str]:
@@ -282,10 +289,6 @@ class ParameterSlices:
             slice_.name for variable in variables for slice_ in self._by_variable[variable].slices
         ]
 
-    def server(self, name: str) -> int:
-        """The index of the server that holds a slice."""
-        return self._owners[name][1].server
-
     def owner(self, name: str) -> tuple[Placement, Slice]:
         """The variable that a slice belongs to, and the slice.
 
@@ -310,12 +313,22 @@ class ParameterSlices:
         """These slices, by the index of the server that holds them."""
         found: dict[int, list[str]] = {}
         for name in names:
-            found.setdefault(self.server(name), []).append(name)
+            found.setdefault(self.servers[name], []).append(name)
         return found
 
     def here(self, server: int, assignments: Mapping[str, Assignment]) -> dict[str, Assignment]:
         """The assignments to slices on one server."""
-        return {n: each for n, each in assignments.items() if self.server(n) == server}
+        return {n: each for n, each in assignments.items() if self.servers[n] == server}
+
+    def by_lane(
+        self, gradients: Mapping[str, torch.Tensor]
+    ) -> dict[int, list[tuple[Placement, torch.Tensor]]]:
+        """Gradients of whole variables, by lane, each with its variable's placement."""
+        found: dict[int, list[tuple[Placement, torch.Tensor]]] = {}
+        for name, gradient in gradients.items():
+            placement = self._by_variable[name]
+            found.setdefault(placement.lane, []).append((placement, gradient))
+        return found
 
     def encoded(self, name: str, gradient: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
         """A slice's encoded gradient: its tensors, by their names on the wire."""
@@ -323,6 +336,8 @@ class ParameterSlices:
 
     def cut(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Slices by name, as views of tensors that are slices or whole variables."""
+        if not self._split:
+            return dict(tensors)
         slices: dict[str, torch.Tensor] = {}
         for name, tensor in tensors.items():
             if name in self._owners:
@@ -398,8 +413,11 @@ class ParameterSlices:
             tensor[once].copy_(value[once])
 
 
-def check_gradient(placement: Placement, name: str, gradient: torch.Tensor, elements: int) -> None:
-    """Checks that a gradient fits its slice, or its variable.
+def local_gradient(
+    placement: Placement, name: str, gradient: torch.Tensor, shape: tuple[int, ...]
+) -> torch.Tensor:
+    """A gradient of a slice, or of a whole variable, as lanes take it: contiguous, of this shape,
+    on a GPU or in main memory.
 
     Raises:
         ValueError: it is sparse, or has another dtype or number of elements.
@@ -409,9 +427,13 @@ def check_gradient(placement: Placement, name: str, gradient: torch.Tensor, elem
             f"the gradient of {placement.name!r} is sparse; expected a dense one "
             "(nn.Embedding(sparse=False))"
         )
-    dtype = str(gradient.dtype).removeprefix("torch.")
-    if dtype != placement.dtype or gradient.numel() != elements:
+    if gradient.dtype is not DTYPES[placement.dtype] or gradient.numel() != math.prod(shape):
+        dtype = str(gradient.dtype).removeprefix("torch.")
         raise ValueError(
-            f"the gradient of {name!r}: expected {placement.dtype} of {elements} elements, "
+            f"the gradient of {name!r}: expected {placement.dtype} of {math.prod(shape)} elements, "
             f"got {dtype} of {gradient.numel()}"
         )
+    here = gradient.detach()
+    if not here.is_cpu and not is_on_gpu(here):
+        here = here.to("cpu")
+    return here.contiguous().view(shape)

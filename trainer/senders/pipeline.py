@@ -232,7 +232,7 @@ class LaneSender(Protocol):
     def step(self) -> int:
         """The number of messages sent."""
 
-    def destination(self, name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def destination(self, name: str) -> torch.Tensor:
         """The destination of a slice's value; called in the channels' threads."""
 
     def start(self, channels: list[Channel], step: int) -> None:
@@ -242,8 +242,8 @@ class LaneSender(Protocol):
             step: the last step that the servers have applied.
         """
 
-    def send(self, name: str, gradient: torch.Tensor) -> None:
-        """Takes one slice's gradient."""
+    def send(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Takes gradients, by slice; with ``runtime_split_send_recv`` by variable."""
 
     def send_rows(self, table: str, gradient: RowGradient) -> None:
         """Takes one table's gradient; the caller does not write to its tensors again."""

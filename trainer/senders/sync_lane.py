@@ -15,6 +15,7 @@ from pserver.client.replies import Reply, first_of
 from pserver.dense.update import clip_coefficients
 from pserver.table.gradient import RowGradient
 from pserver.transport.arrays import Assignment, checksum
+from pserver.transport.frames import ALONE_BYTES
 from trainer.senders.buffers import SyncedBuffers
 from trainer.senders.gradient_validation import GradientValidation
 from trainer.senders.live_trainers import LiveTrainers
@@ -96,6 +97,7 @@ class SyncSender:
     ) -> None:
         self._model_buffers = buffers
         self._checks = GradientValidation(lane, slices)
+        self._as_they_are = not (self._checks.measures or slices.compresses)
         self.received = SyncReceived(slices, lambda: [] if self._replies else self._channels)
         self._live = live
         self._assignments: dict[str, Assignment] = {}  # of the step under way
@@ -106,6 +108,7 @@ class SyncSender:
         self.meanwhile: Callable[[], None] = lambda: None
         self._step = 0
         self._slices = slices
+        self.destination = slices.destination  # the parameter's own memory, or a buffer beside it
         # clipping by norms, which span servers
         self._clip = clip if clip is not None and clip.kind != "value" else None
         self._channels: list[Channel] = []
@@ -120,37 +123,39 @@ class SyncSender:
         """The number of steps closed."""
         return self._step
 
-    def destination(self, name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The parameter's own memory, or a buffer beside it."""
-        return self._slices.destination(name)
-
     def start(self, channels: list[Channel], step: int) -> None:
         """See :class:`LaneSender`."""
         self._channels, self._step = channels, step
         if self._loads is not None:
             self._loads.forget(self._index)
 
-    def send(self, name: str, gradient: torch.Tensor) -> None:
-        """Sends one slice's gradient; from a GPU, when its copy has been made."""
+    def send(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Sends gradients, by slice; from a GPU, when their copies have been made."""
         self._begin()
-        self._sent.add(name)
-        if is_on_gpu(gradient):
-            if name not in self._buffers:
-                self._buffers[name] = self._slices.blank(name)
-            copy = self._slices.device_copy(gradient).to_host(gradient, self._buffers[name])
-            self._copies.append((name, copy))
-            self._push_copied(everything=False)
-        else:
-            self._push(name, gradient)
+        self._sent.update(gradients)
+        small: dict[int, list[tuple[str, torch.Tensor]]] = {}  # by server: those of one frame
+        for name, gradient in gradients.items():
+            if is_on_gpu(gradient):
+                if name not in self._buffers:
+                    self._buffers[name] = self._slices.blank(name)
+                copy = self._slices.device_copy(gradient).to_host(gradient, self._buffers[name])
+                self._copies.append((name, copy))
+                self._push_copied(everything=False)
+            elif gradient.nbytes >= ALONE_BYTES or not self._as_they_are:
+                self._push(name, gradient)
+            else:
+                small.setdefault(self._slices.servers[name], []).append((name, gradient))
+        for server, own in small.items():
+            self._channels[server].push(self._step + 1, own)
 
     def _begin(self) -> None:
         if not self._replies:
             self._replies = [channel.begin() for channel in self._channels]
 
     def _push(self, name: str, gradient: torch.Tensor) -> None:
-        channel = self._channels[self._slices.server(name)]
+        channel = self._channels[self._slices.servers[name]]
         parts = list(self._slices.encoded(name, gradient))
-        channel.push(self.step + 1, self._checks.look(name, parts))
+        channel.push(self._step + 1, self._checks.look(name, parts))
 
     def _push_copied(self, everything: bool) -> None:
         """Sends the gradients whose copies from a GPU have been made; with ``everything`` waits for

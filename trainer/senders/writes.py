@@ -60,26 +60,17 @@ BESIDE = 4  # of them side by side
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
 
-class _Place:
-    """The memory of a tensor: its pointer and its strides."""
+class _OnHost:
+    """The sampled elements of one tensor in main memory.
 
-    __slots__ = ("_pointer", "_strides")
+    Attributes:
+        pointer, strides: of the memory.
+    """
 
-    def __init__(self, tensor: Tensor) -> None:
-        self._pointer, self._strides = tensor.data_ptr(), tensor.stride()
-
-    def moved(self, tensor: Tensor) -> bool:
-        """Whether the tensor has other memory now."""
-        return tensor.data_ptr() != self._pointer or tensor.stride() != self._strides
-
-
-class _OnHost(_Place):
-    """The sampled elements of one tensor in main memory."""
-
-    __slots__ = ("_memory", "_noted", "_now", "_offsets")
+    __slots__ = ("_memory", "_noted", "_now", "_offsets", "pointer", "strides")
 
     def __init__(self, tensor: Tensor, positions: np.ndarray) -> None:
-        super().__init__(tensor)
+        self.pointer, self.strides = tensor.data_ptr(), tensor.stride()
         self._memory = _memory(tensor).numpy()
         self._offsets = _offsets(tensor, positions)
         self._now, self._noted = (np.empty(len(positions), self._memory.dtype) for _ in range(2))
@@ -94,17 +85,18 @@ class _OnHost(_Place):
         return not (self._now == self._noted).all()
 
 
-class _OnDevice(_Place):
+class _OnDevice:
     """The sampled elements of one tensor on a device; the host waits for none of these calls.
 
     Attributes:
+        pointer, strides: of the memory.
         noted: the elements as they were noted.
     """
 
-    __slots__ = ("_memory", "_offsets", "noted")
+    __slots__ = ("_memory", "_offsets", "noted", "pointer", "strides")
 
     def __init__(self, tensor: Tensor, positions: np.ndarray) -> None:
-        super().__init__(tensor)
+        self.pointer, self.strides = tensor.data_ptr(), tensor.stride()
         self._memory = _memory(tensor)
         self._offsets = torch.from_numpy(_offsets(tensor, positions)).to(tensor.device)
         self.noted = self._memory.new_empty(len(positions))
@@ -188,7 +180,6 @@ class Samples:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = list(tensors)
         self._positions = [_positions(t.numel(), seed) for seed, t in enumerate(self._tensors)]
-        self._on_devices = False
         self._sampled = [self._bound(number) for number in range(len(self._tensors))]
 
     def note(self, numbers: Iterable[int]) -> None:
@@ -197,28 +188,26 @@ class Samples:
         Args:
             numbers: of the tensors, in their order.
         """
-        tensors, sampled = self._tensors, self._sampled
+        sampled = self._sampled
         for number in numbers:
-            if sampled[number].moved(tensors[number]):
-                sampled[number] = self._bound(number)
-            sampled[number].note()
+            tensor, sample = self._tensors[number], sampled[number]
+            if tensor.data_ptr() != sample.pointer or tensor.stride() != sample.strides:
+                sampled[number] = sample = self._bound(number)
+            sample.note()
 
     def look(self, numbers: Iterable[int]) -> PendingLook:
         """Looks for tensors of which an element has changed since it was noted, or whose memory has
         been exchanged, without waiting for a device.
         """
-        tensors, sampled = self._tensors, self._sampled
-        if not self._on_devices:
-            return PendingLook(
-                [n for n in numbers if sampled[n].moved(tensors[n]) or sampled[n].changed()]
-            )
         here, there = list[int](), dict[torch.device, list[int]]()
         for number in numbers:
-            each = sampled[number]
-            if each.moved(tensors[number]) or each.changed():
+            tensor, sample = self._tensors[number], self._sampled[number]
+            if tensor.data_ptr() != sample.pointer or tensor.stride() != sample.strides:
                 here.append(number)
-            elif isinstance(each, _OnDevice) and len(each.noted):
-                there.setdefault(each.noted.device, []).append(number)
+            elif sample.changed():
+                here.append(number)
+            elif isinstance(sample, _OnDevice) and len(sample.noted):
+                there.setdefault(sample.noted.device, []).append(number)
         return PendingLook(
             here, [(those, DeviceFlags(self._pairs(those))) for those in there.values()]
         )
@@ -235,7 +224,6 @@ class Samples:
         tensor, positions = self._tensors[number].detach(), self._positions[number]
         if tensor.device.type == "cpu" and not is_on_gpu(tensor):
             return _OnHost(tensor, positions)
-        self._on_devices = True
         return _OnDevice(tensor, positions)
 
 
@@ -359,6 +347,7 @@ class ExternalWrites:
         numbers = {name: number for number, name in enumerate(self._names)}
         self._of_lane = {index: [numbers[name] for name in names[index]] for index in self._lanes}
         self._samples = Samples(self._tensors)
+        self._counts = [not tensor.is_inference() for tensor in self._tensors]
         self._versions = [version(tensor) for tensor in self._tensors]
         self._held_back = held_back
         self._steps = dict.fromkeys(self._lanes, 0)  # begun, by lane
@@ -534,7 +523,7 @@ class ExternalWrites:
     def _note(self, numbers: Iterable[int]) -> None:
         listed = list(numbers)
         for number in listed:
-            self._versions[number] = version(self._tensors[number])
+            self._versions[number] = self._counts[number] and self._tensors[number]._version
         self._samples.note(listed)
 
     def _suspects(self, lane: int) -> tuple[list[int], PendingLook]:
@@ -542,7 +531,8 @@ class ExternalWrites:
         have changed, and a look at the samples of the others.
         """
         versions, tensors, numbers = self._versions, self._tensors, self._of_lane[lane]
-        counted = [n for n in numbers if version(tensors[n]) != versions[n]]
+        counts = self._counts
+        counted = [n for n in numbers if counts[n] and tensors[n]._version != versions[n]]
         return counted, self._samples.look(
             [n for n in numbers if n not in counted] if counted else numbers
         )

@@ -44,12 +44,9 @@ def arrive(
         found = own.land(header, len(body))
         places.append(0 if found is None else len(found))
         own.begin(step)
-        if found is None:
-            frames.scatter(header, body, own.destination)
-        else:
+        if found is not None:
             frames.spread(memoryview(body), found)
-            frames.scatter(header, LANDED, own.destination)
-        own.received(header)
+        own.take_in(header, body if found is None else LANDED)
     return places
 
 
@@ -179,7 +176,6 @@ def test_sparse_gradients_of_a_wrong_size_are_refused() -> None:
     first, *_ = frames.frames(Kind.GRADIENT, 1, {"e@indices": torch.arange(99).int()}.items(), 64)
     other, *_ = frames.frames(Kind.GRADIENT, 1, {"e@indices": torch.arange(98).int()}.items(), 64)
     own.begin(1)
-    frames.scatter(first[0], b"".join(first[1]), own.destination)
-    own.received(first[0])
+    own.take_in(first[0], b"".join(first[1]))
     with pytest.raises(CorruptFrame, match="as many as before"):
-        frames.scatter(other[0], b"".join(other[1]), own.destination)
+        own.take_in(other[0], b"".join(other[1]))

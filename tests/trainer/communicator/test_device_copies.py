@@ -8,7 +8,7 @@ receive values in place.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -169,9 +169,8 @@ class Late:
 
 def on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """All tensors count as those of a GPU, whose copies are :class:`Late`."""
-    senders = ("sync_lane", "async_lane", "parameters", "writes")
-    for module in ("communicator.communicator", *(f"senders.{each}" for each in senders)):
-        monkeypatch.setattr(f"trainer.{module}.is_on_gpu", lambda tensor: True)
+    for module in ("sync_lane", "async_lane", "parameters", "writes"):
+        monkeypatch.setattr(f"trainer.senders.{module}.is_on_gpu", lambda tensor: True)
     monkeypatch.setattr(
         "trainer.senders.parameters.pinned",
         lambda shape, dtype: torch.empty(shape, dtype=dtype),
@@ -227,9 +226,9 @@ def test_a_sync_step_waits_for_the_device_once_when_it_is_closed(
     monkeypatch.setattr("trainer.senders.writes.DeviceFlags", Flags)
     send, data = SyncSender.send, batches()
 
-    def sends(self: SyncSender, name: str, gradient: torch.Tensor) -> None:
-        Flags.waits.append("send")
-        send(self, name, gradient)
+    def sends(self: SyncSender, gradients: Mapping[str, torch.Tensor]) -> None:
+        Flags.waits.extend("send" for _ in gradients)
+        send(self, gradients)
 
     monkeypatch.setattr(SyncSender, "send", sends)
 

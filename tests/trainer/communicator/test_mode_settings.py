@@ -50,7 +50,7 @@ class Bare:
         self.communicator.start()
 
     def step(self, gradient: float = -1.0) -> None:
-        self.communicator.send_whole("w", torch.full((8,), gradient))
+        self.communicator.send_whole({"w": torch.full((8,), gradient)})
         self.communicator.commit(self.rows)
 
     def metric(self, name: str) -> float:

@@ -68,7 +68,7 @@ class Pair:
     def step(self, number: int, gradient: float = 0.0) -> None:
         """One trainer's step, and what came of it."""
         trainer = self.trainers[number]
-        trainer.send_whole("w", torch.full((3000,), gradient))
+        trainer.send_whole({"w": torch.full((3000,), gradient)})
         trainer.commit(self.hparams)
 
     def close(self) -> None:
