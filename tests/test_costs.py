@@ -1,4 +1,4 @@
-"""What six steps cost at both ends, counted: held against ``tests/testdata/costs/``."""
+"""What seven steps cost at both ends, counted: held against ``tests/testdata/costs/``."""
 
 from __future__ import annotations
 

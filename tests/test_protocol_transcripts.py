@@ -300,7 +300,7 @@ def test_lookup(request: pytest.FixtureRequest) -> None:
         transcript.title("a step that trains row 7")
         answer = trainer.channel.begin()
         trainer.channel.push(1, GRADIENTS.items())
-        trainer.channel.push_rows(1, "emb", RowGradient(torch.tensor([7]), torch.ones(1, 2)))
+        trainer.channel.push_rows(1, {"emb": RowGradient(torch.tensor([7]), torch.ones(1, 2))})
         trainer.channel.commit(1, {0: HPARAMS})
         answer.result(SECONDS)
         look_up(transcript, trainer, "the same lookup again")

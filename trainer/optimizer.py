@@ -268,8 +268,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 {self.names[p]: gradient for p, gradient in there.items() if p not in left}
             )
             if self._tables is not None:
-                for name, rows in self._tables.gradients(tables).items():
-                    communicator.send_rows(name, rows)
+                communicator.send_rows(self._tables.gradients(tables))
         elif self._tables is not None:
             self._tables.discard(tables)
         self._left.clear()

@@ -138,9 +138,15 @@ class Channel(RetryingStream):
         """
         self._post(Kind.GRADIENT, step, gradients)
 
-    def push_rows(self, step: int, table: str, gradient: RowGradient) -> None:
-        """Queues the gradient of those rows of a table that this server holds; it may be empty."""
-        self._post(Kind.ROWS, step, row_parts(table, gradient, self.rows_travel.get(table)))
+    def push_rows(self, step: int, gradients: Mapping[str, RowGradient]) -> None:
+        """Queues the gradients of those rows of tables that this server holds, by table; one may be
+        empty.
+        """
+        parts: list[tuple[str, torch.Tensor]] = []
+        for table, gradient in gradients.items():
+            parts += row_parts(table, gradient, self.rows_travel.get(table))
+        if parts:
+            self._post_all(Kind.ROWS, step, parts)
 
     def assign(self, step: int, assignments: Mapping[str, Assignment]) -> None:
         """Queues what a script has written into slices: the server assigns it before it applies

@@ -14,7 +14,7 @@ The calls, in their order::
     a step of a lane, on its channel:
         begin() -> Reply         a future of it; new values arrive before it
         push(step, gradients)    any number, in any order
-        push_rows(step, table, gradient)
+        push_rows(step, gradients)
         assign(step, assignments)    where the script has written into parameters
         commit(step, hparams, absent)
         scale(step, coefficients)    where norms clip on servers, after ``norms``

@@ -262,6 +262,13 @@ class RetryingStream:
         for frame in self._packer.add(kind, step, tensors):
             self._queue(frame)
 
+    def _post_all(self, kind: Kind, step: int, tensors: NamedTensors) -> None:
+        """Queues tensors that are all there: in as few frames as hold them."""
+        for waiting in self._packer.flush():
+            self._queue(waiting)
+        for frame in frames.frames(kind, step, tensors):
+            self._queue(frame)
+
     def _put(self, frame: Outgoing) -> None:
         """Queues a frame behind the small tensors that still wait for others."""
         for waiting in self._packer.flush():

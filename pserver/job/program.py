@@ -85,6 +85,9 @@ class LastSave:
 # The memory of a server that a job's slices leave to its tables.
 
 
+GRANTED = 64  # this part of the memory that is left is given without a further look
+
+
 class MemoryBudget:
     """Refuses new rows before they take more memory than the server may use.
 
@@ -106,19 +109,30 @@ class MemoryBudget:
     ) -> None:
         self._limit, self._slices, self._tables = limit_bytes, slices_bytes, tables
         self._texts = texts
+        self._granted = 0  # bytes of new rows for which no table is asked what it holds
 
     def has_room(self, arriving: Mapping[str, int]) -> bool:
-        """Whether there is room for so many new rows, by table."""
-        return self._growth(arriving) <= self.left
+        """Whether there is room for so many new rows, by table.
+
+        Where there is much, tables are asked for what they hold once in many steps: after new rows
+        for a small part of it.
+        """
+        more = self._growth(arriving)
+        if more <= self._granted:
+            self._granted -= more
+            return True
+        left = self.left
+        self._granted = max(left // GRANTED - more, 0)
+        return more <= left
 
     @property
     def left(self) -> int:
         """The bytes that the server may still take."""
-        held = sum(table.bytes_held for table in self._tables.values())
+        held = sum([table.bytes_held for table in self._tables.values()])
         return self._limit - self._slices - held - self._texts()
 
     def _growth(self, arriving: Mapping[str, int]) -> int:
-        return sum(self._tables[name].growth(count) for name, count in arriving.items())
+        return sum([self._tables[name].growth(count) for name, count in arriving.items()])
 
     def check(self, arriving: Mapping[str, int]) -> None:
         """Returns if there is room for so many new rows, by table.

@@ -174,7 +174,7 @@ class LockedTable:
         self.rows = open_table(table, rules, server, plan.servers, scratch)
         self._hparam_names = [(segment.group, rule.hparams) for segment, rule in applied]
         self.counts = isinstance(table.entry, ShowClickEntry)
-        self.dtype = DTYPES[table.dtype]
+        self.dtype, self._computes_in = DTYPES[table.dtype], DTYPES[table.computes_in]
         self.scaled: str | None = None
         self.clamp: tuple[float, float] | None = None
         if plan.clips_on_servers and plan.clip is not None:
@@ -209,9 +209,12 @@ class LockedTable:
         Raises:
             Refused: an id is outside of the table's range.
         """
-        out = torch.empty((len(ids), self.table.dim), dtype=DTYPES[self.table.computes_in])
+        out = torch.empty((len(ids), self.table.dim), dtype=self._computes_in)
         with self._lock:
-            self._refusing(lambda: self.rows.lookup(ids.numpy(), out.numpy(), self._clock()))
+            try:
+                self.rows.lookup(ids.numpy(), out.numpy(), self._clock())
+            except ValueError as error:
+                raise Refused(str(error)) from error
             if self._compensation:
                 self._read.note(trainer, ids.numpy(), out.numpy())
         return out.to(self.dtype)
@@ -288,7 +291,10 @@ class LockedTable:
         Raises:
             Refused: an id comes twice, or is outside of the table's range.
         """
-        self._refusing(lambda: self.rows.check_ids(gradient.ids.numpy()))
+        try:
+            self.rows.check_ids(gradient.ids.numpy())
+        except ValueError as error:
+            raise Refused(str(error)) from error
 
     def _refusing(self, use: Callable[[], None]) -> None:
         """Calls ``use``; a ValueError of the pure table becomes Refused."""

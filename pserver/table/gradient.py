@@ -52,11 +52,11 @@ class RowGradient:
 
     def divide(self, servers: int) -> list[RowGradient]:
         """Divides the gradient by server: the part of each has the ids that it holds."""
-        from pserver.table import ids as id_arithmetic
-
         if servers == 1:
             return [self]
-        order, offsets = id_arithmetic.partition(self.ids.numpy(), servers)
+        from pserver.table.ids import partition  # imports numba
+
+        order, offsets = partition(self.ids.numpy(), servers)
         parts = []
         for server in range(servers):
             own = torch.from_numpy(order[offsets[server] : offsets[server + 1]])
@@ -106,20 +106,16 @@ def total_of(gradients: Sequence[RowGradient]) -> RowGradient:
         One row for each id, summed in the order of the gradients, so that a run repeats to the bit.
         (Of one gradient: that gradient itself.)
     """
-    from pserver.table import ids as id_arithmetic
-
     if len(gradients) == 1:
         return gradients[0]
-    unique, inverse = id_arithmetic.unique(
-        torch.cat([gradient.ids for gradient in gradients]).numpy()
-    )
-    rows = id_arithmetic.merge(
-        inverse, torch.cat([gradient.rows for gradient in gradients]).numpy(), len(unique)
-    )
+    from pserver.table.ids import merge, unique  # imports numba
+
+    found, inverse = unique(torch.cat([gradient.ids for gradient in gradients]).numpy())
+    rows = merge(inverse, torch.cat([gradient.rows for gradient in gradients]).numpy(), len(found))
     statistics = None
     if all(gradient.statistics is not None for gradient in gradients):
         counted = torch.cat(
             [gradient.statistics for gradient in gradients if gradient.statistics is not None]
         )
-        statistics = torch.from_numpy(id_arithmetic.merge(inverse, counted.numpy(), len(unique)))
-    return RowGradient(torch.from_numpy(unique), torch.from_numpy(rows), statistics)
+        statistics = torch.from_numpy(merge(inverse, counted.numpy(), len(found)))
+    return RowGradient(torch.from_numpy(found), torch.from_numpy(rows), statistics)

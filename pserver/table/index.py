@@ -619,6 +619,7 @@ class Layout:
             "step": the last step that the row has taken; "pushed": the time of the last push to it,
             in seconds; "order": how many pushes to any row came before that one; "pushes": how many
             came to this row; "show" and "click": its statistics; "unseen": days without a push.
+        has_words: whether a record has words at all: only then records are multiples of 8 bytes.
     """
 
     NAMES = ("step", "pushed", "order", "pushes", "show", "click", "unseen")
@@ -643,11 +644,7 @@ class Layout:
             self.words.update({name: at // each + index for index, name in enumerate(words)})
             at += len(words) * each
         self.columns = at
-
-    @property
-    def has_words(self) -> bool:
-        """Whether a record has words at all: only then records are multiples of 8 bytes."""
-        return any(index >= 0 for index in self.words.values())
+        self.has_words = bool(words)
 
 
 # ---- index ----

@@ -149,6 +149,9 @@ class SparseTable:
         server: this server's index.
         servers: the number of servers that share the table.
 
+    Attributes:
+        row_bytes: bytes of a row and of its place in the index.
+
     Raises:
         ValueError: a rule that rows do not have, or another number of rules than of segments.
     """
@@ -169,6 +172,7 @@ class SparseTable:
         self._lifecycle = RowLifecycle(table, self._rows, self._updater, self._share)
         self._chunks = TableChunks(self._what, self._rows, self._updater, self._lifecycle)
         self._lookups = self._lookups_new = 0
+        self.row_bytes = self._rows.stored.columns * self._rows.records.itemsize + INDEX_BYTES
 
     @property
     def step(self) -> int:
@@ -202,11 +206,6 @@ class SparseTable:
         if self._share is not None:
             count = min(count, max(self._share - len(self), 0))
         return count * self.row_bytes
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row and of its place in the index."""
-        return self._rows.stored.columns * self._rows.records.itemsize + INDEX_BYTES
 
     def counters(self) -> dict[str, int]:
         """The table's sizes and counters.

@@ -51,6 +51,8 @@ class ArrayAssembler:
         self._has, self._most = has, most_bytes
         self._arrays: dict[str, torch.Tensor] = {}
         self._received: dict[str, int] = {}
+        self._held = 0  # bytes of the arrays
+        self._known: set[str] = set()  # names that were asked about
 
     def take_in(self, header: Frame, payload: Buffer) -> None:
         """Copies a frame's parts into their arrays.
@@ -67,10 +69,17 @@ class ArrayAssembler:
 
     def _destination(self, part: Part) -> torch.Tensor:
         if part.name not in self._arrays:
-            if not self._has(part.name):
-                raise Unprepared(f"{part.name!r} belongs to no table of this lane")
-            self._check_room(part)
-            self._arrays[part.name] = frames.blank(part)
+            if part.name not in self._known:
+                if not self._has(part.name):
+                    raise Unprepared(f"{part.name!r} belongs to no table of this lane")
+                self._known.add(part.name)
+            size = self._held + frames.whole_bytes(part)
+            if size > self._most:
+                raise Refused(
+                    f"expected a request of up to {self._most} bytes (--max-memory), got {size} "
+                    f"with {part.name!r}"
+                )
+            self._arrays[part.name], self._held = frames.blank(part), size
             self._received[part.name] = 0
         if part.offset != self._received[part.name]:
             begin = self._received[part.name]
@@ -79,15 +88,6 @@ class ArrayAssembler:
             )
         return self._arrays[part.name]
 
-    def _check_room(self, part: Part) -> None:
-        held = sum(array.nbytes for array in self._arrays.values())
-        size = frames.whole_bytes(part)
-        if held + size > self._most:
-            raise Refused(
-                f"expected a request of up to {self._most} bytes (--max-memory), got "
-                f"{held + size} with {part.name!r}"
-            )
-
     def take_out(self) -> dict[str, torch.Tensor]:
         """All arrays, by name.  The next request may begin.
 
@@ -95,7 +95,7 @@ class ArrayAssembler:
             CorruptFrame: one is not whole.
         """
         arrays, received = self._arrays, self._received
-        self._arrays, self._received = {}, {}
+        self._arrays, self._received, self._held = {}, {}, 0
         for name, array in arrays.items():
             if received[name] != array.nbytes:
                 raise CorruptFrame(

@@ -85,7 +85,7 @@ CHECKED_PREFIX = struct.Struct("<IQII")
 BUFFER_BYTES = 2**15  # read at once, where it is not known yet what comes
 GATHERED_BYTES = 2**14  # up to here joining the buffers costs less than listing them
 LANDING_BYTES = 2**15  # from this size on a payload is read to its destination
-FEW = 8  # places; to more than that a copy is faster than as many calls of the kernel
+FEW = 8  # places under TLS; to more than that a copy is faster than as many reads
 MOST_BUFFERS = 512  # of one call; the kernel takes 1,024
 
 
@@ -126,7 +126,7 @@ class FrameSocket:
         if size <= GATHERED_BYTES:
             self._socket.sendall(b"".join((head, *buffers)))
         else:
-            self._send_all([memoryview(head), *(each for each in buffers if each.nbytes)])
+            self._send_all([memoryview(head), *[each for each in buffers if each.nbytes]])
 
     def send_end(self) -> None:
         """Ends this direction."""
@@ -140,11 +140,7 @@ class FrameSocket:
         first = 0
         while first < len(buffers):
             sent = self._socket.sendmsg(buffers[first : first + MOST_BUFFERS])
-            while first < len(buffers) and sent >= buffers[first].nbytes:
-                sent -= buffers[first].nbytes
-                first += 1
-            if sent:
-                buffers[first] = buffers[first][sent:]
+            first = _behind(buffers, first, sent)
 
     # ---- receiving ----
 
@@ -170,7 +166,7 @@ class FrameSocket:
         if size == 0:
             return header, memoryview(b"")
         targets = land(header, size) if land is not None and size >= LANDING_BYTES else None
-        direct = targets is not None and len(targets) <= FEW
+        direct = targets is not None and (bool(self._flags) or len(targets) <= FEW)
         places = targets if direct and targets is not None else [self._blank(size)]
         self._read(places)
         if self._checked:
@@ -217,13 +213,19 @@ class FrameSocket:
 
     def _read(self, targets: Sequence[memoryview]) -> None:
         """Fills the targets with the next bytes."""
-        for target in targets:
-            have = min(self._end - self._begin, target.nbytes)
-            if have:
-                target[:have] = self._buffer[self._begin : self._begin + have]
-                self._begin += have
-            while have < target.nbytes:
-                have += self._got(self._socket.recv_into(target[have:], flags=self._flags))
+        left, first = list(targets), 0
+        while first < len(left) and self._begin < self._end:
+            have = min(self._end - self._begin, left[first].nbytes)
+            left[first][:have] = self._buffer[self._begin : self._begin + have]
+            self._begin += have
+            first = _behind(left, first, have)
+        while first < len(left):
+            if first + 1 < len(left) and self._flags:  # TLS reads to one place at a time
+                some = left[first : first + MOST_BUFFERS]
+                got = self._socket.recvmsg_into(some, 0, self._flags)[0]
+            else:
+                got = self._socket.recv_into(left[first], flags=self._flags)
+            first = _behind(left, first, self._got(got))
 
     def _blank(self, size: int) -> memoryview:
         """Memory for a payload, until the next one comes."""
@@ -261,6 +263,16 @@ class FrameSocket:
     def close(self) -> None:
         """Closes the connection; no thread uses it any more."""
         self._socket.close()
+
+
+def _behind(buffers: list[memoryview], first: int, size: int) -> int:
+    """The first buffer behind so many bytes; what is left of one takes its place in the list."""
+    while first < len(buffers) and size >= buffers[first].nbytes:
+        size -= buffers[first].nbytes
+        first += 1
+    if size:
+        buffers[first] = buffers[first][size:]
+    return first
 
 
 # ---- tcp greeting ----

@@ -242,7 +242,7 @@ def _exchange(runs: int) -> Row:
 
         def ours() -> None:
             source.pull(ids)
-            joined.send_rows("emb", RowGradient(ids, rows, None))
+            joined.send_rows({"emb": RowGradient(ids, rows, None)})
             joined.commit({0: {"lr": 0.05}})
 
         medians = alternate({"ours": timed(ours), "bare": timed(exchange)}, runs)

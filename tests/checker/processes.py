@@ -226,7 +226,7 @@ class Process:
         if kind == "shown":
             shows = torch.randint(1, 3, (len(ids), 1), generator=draw)
             statistics = torch.cat([shows, shows - 1], dim=1).float()
-        self.communicator.send_rows(name, RowGradient(ids, rows, statistics))
+        self.communicator.send_rows({name: RowGradient(ids, rows, statistics)})
 
     def _read(self) -> None:
         self.reads += self._values()

@@ -137,7 +137,7 @@ class TableReader:
             scenario.changes[self._trainer][step - 1]
         )
         self._communicator.send_rows(
-            self._invariants.name, RowGradient(torch.tensor(ids, dtype=torch.int64), rows)
+            {self._invariants.name: RowGradient(torch.tensor(ids, dtype=torch.int64), rows)}
         )
 
     def check_end(self) -> None:

@@ -1,4 +1,4 @@
-"""Six jobs whose steps are counted, each in a process of its own: what other jobs have left in a
+"""Seven jobs whose steps are counted, each in a process of its own: what other jobs have left in a
 process, as hooks of torch, would count too.
 
 Such a process keeps to one processor.  On two of them threads pass the interpreter's lock to and
@@ -27,9 +27,10 @@ from pserver.service.server import Server
 from tests.support import costs
 from tests.support.costs import NEVER, Crew, Step
 from tests.support.table_trainers import Net, Trainer, sgd
+from trainer import DistributedEmbedding
 
 SMALL, LARGE = 256, 4 * 2**20  # elements: 1 KB, 16 MB
-MANY = 16
+MANY, SLOTS = 16, 26
 
 
 class Dense(nn.Module):
@@ -55,11 +56,31 @@ def lookup(trainer: Trainer) -> None:
     trainer.add([1, 2, 3, 4], 1.0, 1.0)
 
 
+class Slots(nn.Module):
+    """A table for each of many slots, as a click model has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots = nn.ModuleList(DistributedEmbedding(16, name=f"slot-{i}") for i in range(SLOTS))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = sum(slot(ids) for slot in self.slots).sum()
+        return loss
+
+
+def click(trainer: Trainer) -> None:
+    """A lookup in every slot, and a push of its gradients."""
+    trainer.optimizer.zero_grad()
+    trainer.model(torch.arange(512)).backward()
+    trainer.optimizer.step()
+
+
 CASES: dict[str, tuple[int, Any, Any, dict[str, Any]]] = {
     # trainers, the model, a step, the mode
     "sync, 10 x 1 KB": (1, lambda: Dense(10, SMALL), dense, {}),
     "async, 16 MB": (1, lambda: Dense(1, LARGE), dense, {"k_steps": 0}),
     "sync, a lookup and a push": (1, Net, lookup, {}),
+    "sync, 26 tables": (1, Slots, click, {}),
     "a window of 4 steps, 10 x 1 KB": (
         *(1, lambda: Dense(10, SMALL), lambda trainer: dense(trainer, 4), {"k_steps": 4}),
     ),

@@ -667,11 +667,17 @@ class Communicator:
         assert self._sources is not None, "the plan has this table"
         return self._sources.source(table)
 
-    def send_rows(self, table: str, gradient: RowGradient) -> None:
-        """Queues the gradient of a table's rows; the caller does not write to its tensors again."""
-        lane = self.plan.table(table).lane
-        self._begin(lane)
-        self.lanes[lane].send_rows(table, gradient)
+    def send_rows(self, gradients: Mapping[str, RowGradient]) -> None:
+        """Queues the gradients of rows, by table; the caller does not write to their tensors
+        again.
+        """
+        by_lane: dict[int, dict[str, RowGradient]] = {}
+        for table in self.plan.tables:
+            if table.name in gradients:
+                by_lane.setdefault(table.lane, {})[table.name] = gradients[table.name]
+        for lane, own in by_lane.items():
+            self._begin(lane)
+            self.lanes[lane].send_rows(own)
 
     def commit(self, hparams: Hparams, overflow: bool = False) -> Reply:
         """Closes the step in every lane and finishes it: :meth:`close_step`, then

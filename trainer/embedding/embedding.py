@@ -476,33 +476,35 @@ class DistributedEmbedding(nn.Module):
             TypeError: ids are no whole numbers, or there is another keyword argument.
             ValueError: an id is out of range, or shapes do not fit.
         """
-        table = table_of(self)
-        ids = hashed(self.whose(), ids, self.settings.hash, self.num_embeddings, table is not None)
+        table, settings = table_of(self), self.settings
+        whose, size = settings.whose(), settings.num_embeddings
+        ids = hashed(whose, ids, settings.hash, size, table is not None)
         if table is not None:
             given = offsets, per_sample_weights, statistics
             return traced_rows(self, table, ids, *given).to(self._output)
-        ids = whole_numbers(self.whose(), ids)
-        check_range(self.whose(), ids, self.num_embeddings)
-        counted = shows_and_clicks(self.whose(), self.entry, ids, statistics)
+        ids = whole_numbers(whose, ids)
+        check_range(whose, ids, size)
+        counted = shows_and_clicks(whose, settings.entry, ids, statistics)
         ahead = None if self.look_ahead is None else self.look_ahead.claim(self, ids)
-        if self.pooling is None:
+        if settings.pooling is None:
             if offsets is not None or per_sample_weights is not None:
                 raise ValueError(
-                    f"{self.whose()}: offsets and per_sample_weights are for a table with pooling"
+                    f"{whose}: offsets and per_sample_weights are for a table with pooling"
                 )
             rows = self._each(ids.reshape(-1), counted, ahead)
-            return rows.reshape(*ids.shape, self.embedding_dim).to(self._output)
-        bags = bags_of(self.whose(), ids, offsets, per_sample_weights, self.include_last_offset)
-        if self.padding_idx is not None:
-            bags, stays = bags.without(self.padding_idx)
+            return rows.reshape(*ids.shape, settings.embedding_dim).to(self._output)
+        bags = bags_of(whose, ids, offsets, per_sample_weights, self.include_last_offset)
+        if settings.padding_idx is not None:
+            bags, stays = bags.without(settings.padding_idx)
             counted = counted if counted is None or stays is None else counted[stays.cpu()]
         rows, inverse, asked, counted = self._pulled(bags.ids, counted, ahead)
         rows = link_to_proxy(self.proxy, rows, asked, counted)
-        return pool(rows, inverse.to(torch.int64), bags, self.pooling).to(self._output)
+        return pool(rows, inverse.to(torch.int64), bags, settings.pooling).to(self._output)
 
     def _each(self, ids: Tensor, counted: Tensor | None, ahead: JoinedLookup | None) -> Tensor:
         """A row for each id, int64 [n] -> [n, embedding_dim]."""
-        stays = None if self.padding_idx is None else ids != self.padding_idx
+        padding = self.settings.padding_idx
+        stays = None if padding is None else ids != padding
         if stays is None or bool(stays.all()):
             return linked_rows(self.proxy, *self._pulled(ids, counted, ahead))
         counted = None if counted is None else counted[stays.cpu()]
@@ -520,11 +522,10 @@ class DistributedEmbedding(nn.Module):
         lookup = JoinedLookup.of(ids) if ahead is None else ahead
         asked, inverse = lookup.ids, lookup.inverse
         rows = self._pull(asked, lookup.arrived)
-        number = self.settings.computes_in
-        if rows.shape != (len(asked), self.embedding_dim) or rows.dtype != number:
+        number, dim = self.settings.computes_in, self.settings.embedding_dim
+        if rows.shape != (len(asked), dim) or rows.dtype != number:
             expected = (
-                f"expected {number} [{len(asked)}, {self.embedding_dim}], got {rows.dtype} "
-                f"{list(rows.shape)}"
+                f"expected {number} [{len(asked)}, {dim}], got {rows.dtype} {list(rows.shape)}"
             )
             raise RuntimeError(f"{self.whose()}: rows: {expected}")
         if counted is not None:
@@ -547,12 +548,11 @@ class DistributedEmbedding(nn.Module):
 
     def lookup_of(self, given: Tensor) -> JoinedLookup | None:
         """See :class:`~trainer.embedding.joined_lookups.AheadTable`."""
-        if not fits_range(given, self.num_embeddings):
+        padding = self.settings.padding_idx
+        if not fits_range(given, self.settings.num_embeddings):
             return None
         ids = given.reshape(-1)
-        return JoinedLookup.of(
-            ids if self.padding_idx is None else ids[ids != self.padding_idx], given
-        )
+        return JoinedLookup.of(ids if padding is None else ids[ids != padding], given)
 
     def ids_to_pull(self, ids: Tensor) -> Tensor:
         """See :class:`~trainer.embedding.joined_lookups.AheadTable`."""

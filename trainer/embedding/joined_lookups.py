@@ -24,7 +24,7 @@ their changes up to the forward's first lookup.
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -123,11 +123,11 @@ class _Forwards(threading.local):
 
     def __init__(self) -> None:
         self.inputs: dict[nn.Module, list[Tensor]] = {}
-        self.counts: Counter[AheadTable] = Counter()
+        self.counts: dict[AheadTable, int] = defaultdict(int)
         self.ahead: dict[Call, JoinedLookup] = {}
         self.drops = 0
         self.parts: dict[Call, list[InputPart]] = {}
-        self.searches: Counter[Call] = Counter()
+        self.searches: dict[Call, int] = defaultdict(int)
 
 
 class LookAhead:

@@ -320,7 +320,7 @@ class ServedTables:
 
     def _handle(self, table: Table) -> ServedHandle:
         def send(name: str, gradient: RowGradient) -> None:
-            self._communicator().send_rows(name, gradient)
+            self._communicator().send_rows({name: gradient})
 
         return ServedHandle(table.name, table.rows, lambda: self._source(table.name), send)
 
@@ -400,7 +400,7 @@ class ServedTables:
             )
             sizes = tuple(len(part.ids) for part in parts)
             gradient = DividedGradient(ids, rows, torch.cat(counted) if counted else None, sizes)
-        self._communicator().send_rows(name, gradient)
+        self._communicator().send_rows({name: gradient})
 
     def _split(self, op: Op, x: Sequence[Any], padding_idx: int | None = None) -> list[Any]:
         servers = len(op.outputs)

@@ -298,9 +298,9 @@ class AsyncSender:
         """See :class:`LaneSender`."""
         self._gradients.update(gradients)
 
-    def send_rows(self, table: str, gradient: RowGradient) -> None:
+    def send_rows(self, gradients: Mapping[str, RowGradient]) -> None:
         """See :class:`LaneSender`."""
-        self._tables[table] = gradient
+        self._tables.update(gradients)
 
     def close(self, hparams: Hparams, overflow: bool) -> None:
         """See :class:`LaneSender`.

@@ -87,9 +87,9 @@ class KStepSender:
     def send(self, gradients: Mapping[str, torch.Tensor]) -> None:
         """Does nothing: gradients stay here."""
 
-    def send_rows(self, table: str, gradient: RowGradient) -> None:
-        """Keeps the gradient of rows for :meth:`close`."""
-        self._gradients[table] = gradient
+    def send_rows(self, gradients: Mapping[str, RowGradient]) -> None:
+        """Keeps the gradients of rows for :meth:`close`."""
+        self._gradients.update(gradients)
 
     def wait_for_replies(self) -> None:
         """Waits until every sent message is answered; takes no values in."""

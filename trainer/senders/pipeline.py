@@ -245,8 +245,8 @@ class LaneSender(Protocol):
     def send(self, gradients: Mapping[str, torch.Tensor]) -> None:
         """Takes gradients, by slice; with ``runtime_split_send_recv`` by variable."""
 
-    def send_rows(self, table: str, gradient: RowGradient) -> None:
-        """Takes one table's gradient; the caller does not write to its tensors again."""
+    def send_rows(self, gradients: Mapping[str, RowGradient]) -> None:
+        """Takes gradients, by table; the caller does not write to their tensors again."""
 
     def close(self, hparams: Hparams, overflow: bool) -> None:
         """Completes the step."""
@@ -542,8 +542,7 @@ class RequestPipeline:
                 channel.assign(self.step, self._slices.here(server, assignments))
                 names = self._model_buffers.assign(channel, server, self.step, leaving)
                 channel.push(self.step, self._of_server(server, encoded))
-                for name, parts in divided.items():
-                    channel.push_rows(self.step, name, parts[server])
+                channel.push_rows(self.step, {n: parts[server] for n, parts in divided.items()})
                 channel.commit(
                     self.step,
                     hparams,

@@ -166,15 +166,17 @@ class SyncSender:
             copy.synchronize()
             self._push(name, self._buffers[name])
 
-    def send_rows(self, table: str, gradient: RowGradient) -> None:
-        """Sends a table's gradient to every server.
+    def send_rows(self, gradients: Mapping[str, RowGradient]) -> None:
+        """Sends tables' gradients to every server.
 
         A server counts the steps of a table, so it also receives steps that touch none of its rows.
         """
         self._begin()
-        self._checks.look_at_rows([(table, gradient)])
-        for channel, part in zip(self._channels, gradient.divide(len(self._channels)), strict=True):
-            channel.push_rows(self.step + 1, table, part)
+        self._checks.look_at_rows(gradients.items())
+        servers = len(self._channels)
+        divided = {name: gradient.divide(servers) for name, gradient in gradients.items()}
+        for server, channel in enumerate(self._channels):
+            channel.push_rows(self._step + 1, {n: parts[server] for n, parts in divided.items()})
 
     def close(self, hparams: Hparams, overflow: bool) -> None:
         """See :class:`LaneSender`.  The leader sends its assignments, and every trainer the

@@ -7,7 +7,7 @@ known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -191,10 +191,10 @@ def with_step_between(exe: Executor, others: Callable[[], object]) -> None:
     communicator = exe._runtimes[0].communicator
     send = type(communicator).send_rows
 
-    def send_rows(table: str, gradient: RowGradient) -> None:
+    def send_rows(gradients: Mapping[str, RowGradient]) -> None:
         del communicator.send_rows  # once
         others()
-        send(communicator, table, gradient)
+        send(communicator, gradients)
 
     communicator.send_rows = send_rows  # type: ignore[method-assign]
 
