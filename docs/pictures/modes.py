@@ -243,10 +243,11 @@ def picture(mode: Mode) -> str:
 
 
 def at_a_glance(names: Iterable[str]) -> str:
-    """Some modes, one below the other, with one legend, as SVG."""
+    """Some modes, one below the other, each with its name, and one legend, as SVG."""
     drawn, height, kinds, lands = "", 0.0, set[str](), False
     for name in names:
         own, below, found, landing = drawing(MODES[name])
+        own = text(16, 30, name, 15, INK, 700, "start") + own
         drawn += f'<g transform="translate(0 {height:g})">{own}</g>'
         height, kinds, lands = height + below + 6, kinds | found, lands or landing
     title = f"{', '.join(names)}: who waits for whom"

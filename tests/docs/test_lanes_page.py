@@ -29,3 +29,13 @@ def test_a_picture_is_readable_without_the_page() -> None:
 
         assert re.search(r"<title>[^<]{20,}</title>", drawn), picture.name
         assert re.search(r'<rect width="\d+" height="\d+" rx="12" fill="#ffffff"/>', drawn)
+
+
+def test_the_picture_of_some_modes_names_each() -> None:
+    """Those of its title, each above its timeline, by a name that ``transpiler.plan`` knows."""
+    drawn = (ROOT / "docs" / "modes.svg").read_text(encoding="utf-8")
+    title = re.search(r"<title>(.+): who waits for whom</title>", drawn)
+    shown = re.findall(r'font-size="15" font-weight="700"[^>]*>([^<]+)</text>', drawn)
+
+    assert title is not None and shown == title[1].split(", ")
+    assert {*shown} <= {mode.name for mode in EVERY_MODE}
