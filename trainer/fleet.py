@@ -378,6 +378,7 @@ def distributed_optimizer(
         The optimizer to step, in the place of the given one.
 
     Raises:
+        TypeError: it is no optimizer of torch.
         ValueError: the optimizer's rule cannot be sliced, or it has parameters of no registered
             model, or parameters of another optimizer; or settings of the strategy cannot act here.
         RuntimeError: the job has taken a step, or has no servers and an optimizer already.
@@ -388,6 +389,11 @@ def distributed_optimizer(
             "grad_clip: expected ClipGradByValue, ClipGradByNorm or ClipGradByGlobalNorm of "
             "transpiler, "
             f"got {type(grad_clip).__name__}"
+        )
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            "distributed_optimizer: expected an optimizer of torch, as "
+            f"torch.optim.Adam(model.parameters(), lr=1e-3), got {type(optimizer).__name__}"
         )
     job = present()
     check_optimizer(optimizer, job.strategy)

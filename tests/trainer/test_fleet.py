@@ -59,6 +59,14 @@ def test_a_step_after_finish_raises(servers: Servers) -> None:
         train(model, optimizer, batches(1))
 
 
+def test_parameters_are_no_optimizer(servers: Servers) -> None:
+    """The error says what to give."""
+    fleet.init()
+    model = fleet.distributed_model(net())
+    with pytest.raises(TypeError, match="expected an optimizer of torch, as .*, got generator"):
+        fleet.distributed_optimizer(model.parameters())  # type: ignore[arg-type]  # on purpose
+
+
 def test_grad_clip_is_one_of_three_classes(servers: Servers) -> None:
     """A bare number is refused by name."""
     fleet.init()

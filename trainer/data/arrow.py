@@ -7,6 +7,7 @@ to the bit those of Python, and ids of texts: see :mod:`pserver.table.xxh3`.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -38,10 +39,12 @@ from trainer.data.pieces import (
     pieces_of,
     pyarrow,
     size_of,
+    slots_of,
 )
 from trainer.data.text_kernels import float_cells, line_ends, rows_of, text_cells, whole_cells
 from transpiler.files.files import shown
 
+LABEL = re.compile(r"(.*[\W_])?(label|target)s?([\W_].*)?|clicks?|clicked|y", re.IGNORECASE)
 Fill = Mapping[str, "float | str"]  # of a slot or a column: what an empty field is
 EMPTY = np.empty(0, np.uint8)
 
@@ -100,6 +103,7 @@ def texts_of(array: Any) -> tuple[Array, Array]:
 
 
 HEAD_BYTES = 2**16  # that have a file's first row
+DELIMITERS = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "bars"}  # the usual ones
 LOOKED_AT = 2**20  # bytes at a file's beginning, which show whether fields have line breaks
 BLOCK_BYTES = 2**20  # that pyarrow divides at once: they stay in a core's cache
 
@@ -137,7 +141,8 @@ class CsvLines(LineFormat):
         dataset.init(batch_size=4, parser=parser)
 
     Raises:
-        TypeError: ``fill`` is no dict, or has a value that is none of its slot's.
+        TypeError: ``slots`` is no list of slots, ``fill`` is no dict, or has a value that is none
+            of its slot's.
         ValueError: there is no slot, one is ragged, or a slot has another number of columns than
             its width says; a name in ``groups`` or ``fill`` is none of theirs.
         ImportError: pyarrow is not installed.
@@ -153,7 +158,8 @@ class CsvLines(LineFormat):
         quote: str | None = '"',
         line_breaks: bool | None = None,
     ) -> None:
-        self.slots, self._columns, groups = tuple(slots), tuple(columns), dict(groups or {})
+        slots = slots_of(slots, "csv: slots")
+        self.slots, self._columns, groups = slots, tuple(columns), dict(groups or {})
         if not slots:
             raise ValueError("csv: expected use_var, the columns to read, got none")
         if isinstance(columns, str) or not all(isinstance(each, str) for each in columns):
@@ -259,6 +265,10 @@ class CsvLines(LineFormat):
         end = None if piece.end is None else min(HEAD_BYTES, piece.end)
         return next(blocks_of(Piece(piece.path, 0, end), HEAD_BYTES), b"")
 
+    def _first_row(self, head: bytes) -> bytes:
+        rows, cut, _, second = rows_of(buffer_of(head), *self._marks, 1)
+        return head[: second if rows > 1 else cut or None].strip(b"\r\n")
+
     def _columns_of(self, head: bytes) -> list[str]:
         """The names of the columns.
 
@@ -267,8 +277,7 @@ class CsvLines(LineFormat):
         """
         if self._columns:
             return list(self._columns)
-        rows, cut, _, second = rows_of(buffer_of(head), *self._marks, 1)
-        line = head[: second if rows > 1 else cut or None].strip(b"\r\n")
+        line = self._first_row(head)
         try:
             lines = StringIO(line.decode(), newline="")
         except UnicodeDecodeError:
@@ -288,7 +297,7 @@ class CsvLines(LineFormat):
             ValueError: the file lacks a column, or has two of its name, or the names are no UTF-8.
         """
         columns = self._columns_of(head)
-        places = {name: columns.index(name) for name in self._names_among(columns)}
+        places = {name: columns.index(name) for name in self._names_among(columns, head)}
         table, torn = self._table(text, len(columns), sorted(set(places.values())))
         rows = table.num_rows
         out = {slot: np.empty((rows, len(names)), slot.array) for slot, names in self._wanted}
@@ -319,10 +328,15 @@ class CsvLines(LineFormat):
             + [(int(taken[each]), _why(fields, table, wrong, each)) for each in bad[:1].tolist()]
         )
         begin = rows_of(buffer_of(text), *self._marks, row)[3]
+        if (row, 1) in torn[:1]:  # of one field
+            why += self._delimiter_of(self._first_row(text[begin:]))
         return Lines(found, len(torn) + len(bad), text[:begin].count(b"\n"), why)
 
-    def _names_among(self, columns: Sequence[str]) -> list[str]:
+    def _names_among(self, columns: Sequence[str], head: bytes) -> list[str]:
         """The names of the columns that are read.
+
+        Args:
+            head: the rows at the file's beginning, for messages.
 
         Raises:
             ValueError: the file lacks one, or has two of its name.
@@ -336,6 +350,10 @@ class CsvLines(LineFormat):
             near = near or get_close_matches(name, columns, 1, 0.8)
             got = f"{many} of this name" if many else f"{len(columns)} others"
             like = f" (one is {near[0]!r})" if near and not many else ""
+            if len(columns) == 1 and (other := self._delimiter_of(self._first_row(head))):
+                raise ValueError(
+                    f"expected one column {name!r} in the first line, got one field{other}"
+                )
             raise ValueError(
                 f"expected one column {name!r} in the first line, got {got}{like}: columns=[...] "
                 "names them where no line does; a file without labels is read with slots without "
@@ -391,8 +409,20 @@ class CsvLines(LineFormat):
         )
 
     def _why_torn(self, expected: int, got: int) -> str:
-        by = {"\t": "tabs", ",": "commas"}.get(self._delimiter, repr(self._delimiter))
+        by = DELIMITERS.get(self._delimiter, repr(self._delimiter))
         return f"expected {expected} fields with {by} between them, got {got}"
+
+    def _delimiter_of(self, line: bytes) -> str:
+        """The delimiter that a line of one field seems to have, for a message; "" where there is
+        none.
+        """
+        often = {each: line.count(each.encode()) for each in DELIMITERS if each != self._delimiter}
+        found = max(often, key=lambda each: often[each])
+        if not often[found]:
+            return ""
+        how = {",": "parser='csv'", "\t": "parser='tsv'"}.get(found)
+        how = f"{f'{how}, or ' if how else ''}CsvLines(slots, delimiter={found!r})"
+        return f": the line seems to have {DELIMITERS[found]} between its fields: {how}"
 
 
 def _is_byte(given: Any) -> bool:
@@ -406,6 +436,7 @@ def _names(slot: Slot, groups: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
         raise ValueError(
             f"csv: slot {slot.name!r}: expected a dense slot with a column for each of its values, "
             f"got {slot.values} and the columns {', '.join(names)}"
+            + (f": {_ragged(slot.name)}" if slot.width is None else "")
         )
     return names
 
@@ -455,12 +486,38 @@ def _hard(cell: bytes) -> float:
 def _why(fields: Sequence[tuple[int, str, Slot, Array]], table: Any, wrong: Array, row: int) -> str:
     """The reason why a row is wrong; never with what it holds."""
     place, name, slot, _ = fields[int(wrong[row]) - 1]
-    got = described(table.column(str(place))[row].as_py(), slot.whole)
+    cell = table.column(str(place))[row].as_py()
+    if _is_list(cell):
+        return f"{name}: expected {slot.kind}, got several in one field: {_ragged(slot.name)}"
+    got = described(cell, slot.whole)
     return f"{name}: expected {slot.kind}, got {got}{_filled(name) if 'empty' in got else ''}"
 
 
+def _is_list(cell: bytes) -> bool:
+    """Whether a field holds several numbers: between brackets, or with bars, semicolons or spaces
+    between them; not with commas alone, which a number may have.
+    """
+    cell = cell.strip()
+    if bracketed := cell[:1] + cell[-1:] in (b"[]", b"()"):
+        cell = cell[1:-1].strip()
+    numbers = re.split(rb"[\s,;|]+" if bracketed else rb"[\s;|]+", cell)
+    return len(numbers) > 1 - bracketed and all(map(is_number, numbers))
+
+
+def _ragged(name: str) -> str:
+    """How a slot of lists is read."""
+    return (
+        f"lists are read in fleet.Slot({name!r}, width=None), from Parquet or by a parser of the "
+        f"script: a function from a line to {{{name!r}: [1, 2, 3]}}"
+    )
+
+
 def _filled(name: str) -> str:
-    return f"; fill={{{name!r}: ...}} says what it stands for"
+    """What to do about an empty field, or a null; of a label never to fill it."""
+    skip = "on_error='skip' leaves it out"
+    if LABEL.fullmatch(name):
+        return f"; a row without its label trains nothing: {skip}; to predict, name no slot for it"
+    return f"; fill={{{name!r}: ...}} says what it stands for; where it is a label, {skip}"
 
 
 # ---- parquet ----
@@ -485,7 +542,8 @@ class ParquetRows:
         dataset.init(batch_size=4, parser=ParquetRows(slots, fill={"brand": ""}))
 
     Raises:
-        TypeError: ``fill`` is no dict, or has a value that is none of its slot's.
+        TypeError: ``slots`` is no list of slots, ``fill`` is no dict, or has a value that is none
+            of its slot's.
         ValueError: there is no slot, or none of a name in ``fill``.
         ImportError: pyarrow is not installed.
     """
@@ -494,9 +552,9 @@ class ParquetRows:
     each_line = True
 
     def __init__(self, slots: Sequence[Slot], fill: Fill | None = None) -> None:
+        self.slots = slots = slots_of(slots, "parquet: slots")
         if not slots:
             raise ValueError("parquet: expected use_var, the columns to read, got none")
-        self.slots = tuple(slots)
         self._arrow = pyarrow("parser='parquet'")
         self._fill = fills_of("parquet", fill, {slot.name: slot for slot in slots})
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import partial
+from inspect import signature
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 import numpy as np
 import torch
@@ -43,7 +46,7 @@ from trainer.data.batches import (
 from trainer.data.batches import part as part_of
 from trainer.data.pieces import Piece, Slot, Trainers, files_at, files_of, size_of, slots_of
 from transpiler.files.files import shown
-from transpiler.names.names import missing_member
+from transpiler.names.names import member, missing_member
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -231,6 +234,7 @@ def _bytes(rows: Array) -> Tensor:
 
 Parses = Callable[[Iterable["Piece"]], Generator["Parsed"]]
 ON_ERROR = ("raise", "skip")
+DEFAULT_PARSER = "multislot"
 FILES = 3  # that a message names
 
 log = logging.getLogger(__name__)
@@ -273,7 +277,7 @@ class FileDataset(ABC):
         self._trainers = trainers
         self._files: tuple[str, ...] = ()
         self._part: tuple[int, int] | None = None
-        self._parser: Any = "multislot"
+        self._parser: Any = DEFAULT_PARSER
         self._slots: tuple[Slot, ...] = ()
         self._made: Format | None = None
         # where trainers divide the samples: what was counted, the pieces, and the samples of each
@@ -292,11 +296,12 @@ class FileDataset(ABC):
         batch_size: int = 1,
         thread_num: int = 1,
         use_var: Iterable[Any] = (),
-        parser: Any = "multislot",
+        parser: Any = DEFAULT_PARSER,
         on_error: str = "raise",
         drop_last: bool = False,
         seed: int = 0,
         prefetch: int = 2,
+        **unknown: Never,
     ) -> None:
         """Sets all settings; a missing one gets its default.
 
@@ -306,23 +311,30 @@ class FileDataset(ABC):
                 where the parser is a function of the script.
             use_var: the slots, in the order of a MultiSlot line: ``fleet.Slot``,
                 ``transpiler.data`` or inputs of a program.
-            parser: "criteo", "csv", "multislot", "parquet"; a format of ``trainer.data``; a
-                ``DataFeedDesc``; or a function from a line to a dict of its slots' values.
+            parser: "criteo", "csv", "multislot", "parquet", "tsv"; a format with its options, as
+                ``CsvLines``; a ``DataFeedDesc``; or a function from a line to a dict of its slots'
+                values.
             on_error: "raise": a wrong line is an error; "skip": it is left out, and counted.
             drop_last: leave the last batch out, where it is not full.
             seed: of the shuffles.
             prefetch: batches that a thread makes ahead.
 
         Raises:
-            TypeError, ValueError: a setting is none of these; the parser and its slots are checked
-                when files are read, as the slots may be set later.
+            TypeError, ValueError: a setting is none of these; whether the slots fit the parser is
+                checked when files are read, as they may be set later.
         """
+        for keyword in unknown:
+            raise TypeError(f"init: unexpected keyword {keyword!r}: {_instead_of(keyword, parser)}")
         self.set_batch_size(batch_size)
         self.set_thread(thread_num)
         if on_error not in ON_ERROR:
             raise ValueError(f"on_error: expected 'raise' or 'skip', got {on_error!r}")
         self._on_error, self._drop_last = on_error, bool(drop_last)
         self._seed, self._prefetch = int(seed), _count("prefetch", prefetch)
+        if not isinstance(parser, str) or parser != DEFAULT_PARSER:
+            from trainer.data.formats import check_parser  # with kernels, which take a second
+
+            check_parser(parser)
         self._parser, self._made = parser, None
         self.set_use_var(use_var)
 
@@ -667,6 +679,21 @@ def _nothing(files: Sequence[str]) -> ValueError:
     named = ", ".join(map(shown, files[:FILES]))
     more = f" and {len(files) - FILES} more" if len(files) > FILES else ""
     return ValueError(f"expected samples in {named}{more}, got none")
+
+
+def _instead_of(keyword: str, parser: Any) -> str:
+    """What to write in the place of a keyword that :meth:`FileDataset.init` lacks."""
+    from trainer.data.formats import options_of
+
+    entry = member("InMemoryDataset", "init")
+    if entry is not None and keyword in re.findall(r"\w+", entry.note):  # of Paddle's
+        return entry.note
+    known, options = [*signature(FileDataset.init).parameters][1:-1], options_of(parser)
+    (close,) = get_close_matches(keyword, [*known, *options], 1) or ("",)
+    if close in options:
+        like = "" if close == keyword else f"did you mean {close!r}? "
+        return f"{like}it is an option of the format: parser={options[close]}"
+    return f"did you mean {close!r}?" if close else f"it has {', '.join(map(repr, known))}"
 
 
 def _count(name: str, given: Any) -> int:

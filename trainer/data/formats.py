@@ -10,7 +10,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from difflib import get_close_matches
 from functools import partial
+from inspect import signature
 from multiprocessing.connection import wait
 from typing import Any, Protocol, TypeVar
 
@@ -31,7 +33,7 @@ from trainer.data.lines import (
     only_finite,
     why_of_fields,
 )
-from trainer.data.pieces import Piece, Slot
+from trainer.data.pieces import Piece, Slot, slots_of
 from trainer.data.text_kernels import (
     CATEGORIES,
     NUMBERS,
@@ -71,10 +73,11 @@ class CriteoLines(LineFormat):
     """
 
     def __init__(self, slots: Sequence[Slot] = ()) -> None:
+        slots = slots_of(slots, "criteo")
         for slot in slots:
             if slot not in SLOTS:
                 raise ValueError(f"criteo: expected slots among {SLOTS}, got {slot}")
-        self.slots = tuple(slots) or SLOTS
+        self.slots = slots or SLOTS
 
     def parse(self, text: bytes, skip: bool, head: bytes) -> Lines:
         """See :meth:`LineFormat.parse`."""
@@ -113,6 +116,7 @@ class MultiSlotLines(LineFormat):
     """
 
     def __init__(self, slots: Sequence[Slot], used: Collection[str] | None = None) -> None:
+        slots = slots_of(slots, "multislot")
         if not slots:
             raise ValueError("multislot: expected use_var, the slots of a line, got none")
         for slot in slots:
@@ -121,7 +125,7 @@ class MultiSlotLines(LineFormat):
                     f"multislot: slot {slot.name!r}: expected numbers, got {slot.dtype!r}: csv, "
                     "parquet and a function of the script have texts"
                 )
-        self._line = tuple(slots)
+        self._line = slots
         self._used = [n for n, slot in enumerate(slots) if used is None or slot.name in used]
         self.slots = tuple(slots[number] for number in self._used)
         if not self.slots:
@@ -227,9 +231,9 @@ class PythonLines(LineFormat):
     each_line = False  # the parser may leave one out
 
     def __init__(self, parser: Parser, slots: Sequence[Slot]) -> None:
+        self._parser, self.slots = parser, slots_of(slots, "parser")
         if not slots:
             raise ValueError("parser: expected use_var, the slots that it gives, got none")
-        self._parser, self.slots = parser, tuple(slots)
 
     def parse(self, text: bytes, skip: bool, head: bytes) -> Lines:
         """See :meth:`LineFormat.parse`."""
@@ -357,6 +361,36 @@ FORMATS: dict[str, Callable[[Sequence[Slot]], Format]] = {
 }
 
 
+def check_parser(parser: Any) -> None:
+    """Checks that there is a format of a name, or that something else may be one.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: there is no format of this name.
+    """
+    if isinstance(parser, str):
+        if parser not in FORMATS:
+            close = get_close_matches(parser.lower(), FORMATS, 1)
+            hint = f": did you mean {close[0]!r}?" if close else ""
+            raise ValueError(f"parser: expected one of {', '.join(FORMATS)}, got {parser!r}{hint}")
+    elif not callable(parser) and not isinstance(parser, DataFeedDesc | LineFormat | ParquetRows):
+        raise TypeError(
+            f"parser: expected one of {', '.join(FORMATS)}, or a function from a line to a dict, "
+            f"got {type(parser).__name__}"
+        )
+
+
+def options_of(parser: Any) -> dict[str, str]:
+    """The options that a format has beside its slots, each with how a script gives it."""
+    form: Callable[..., Format] = ParquetRows if parser == "parquet" else CsvLines
+    options = [name for name in signature(form).parameters if name != "slots"]
+    given = {name: f"{name}=..." for name in options}
+    if parser == "tsv":
+        given = {name: f"delimiter='\\t', {each}" for name, each in given.items()}
+        given["delimiter"] = "delimiter=..."
+    return {name: f"{form.__name__}(slots, {each})" for name, each in given.items()}
+
+
 def format_of(parser: Any, slots: Sequence[Slot]) -> Format:
     """The format that a script asks for.
 
@@ -369,9 +403,8 @@ def format_of(parser: Any, slots: Sequence[Slot]) -> Format:
         ValueError: there is no format of this name, or the slots do not fit it.
         ImportError: its extra is not installed.
     """
+    check_parser(parser)
     if isinstance(parser, str):
-        if parser not in FORMATS:
-            raise ValueError(f"parser: expected one of {', '.join(FORMATS)}, got {parser!r}")
         return FORMATS[parser](slots)
     if isinstance(parser, DataFeedDesc):
         parser = MultiSlotLines(parser.slots, parser.used)
@@ -382,12 +415,7 @@ def format_of(parser: Any, slots: Sequence[Slot]) -> Format:
                 f"{', '.join(slot.name for slot in slots)}"
             )
         return parser
-    if callable(parser):
-        return PythonLines(parser, slots)
-    raise TypeError(
-        f"parser: expected one of {', '.join(FORMATS)}, or a function from a line to a dict, got "
-        f"{type(parser).__name__}"
-    )
+    return PythonLines(parser, slots)
 
 
 # ---- workers ----

@@ -113,37 +113,49 @@ class Slot:
         return self.column(np.empty(0, self.array), np.empty(0, np.int64))
 
 
-def slots_of(use_var: Iterable[Any]) -> tuple[Slot, ...]:
+def slots_of(use_var: Iterable[Any], whose: str = "use_var") -> tuple[Slot, ...]:
     """The slots that a script names.
 
     Args:
         use_var: of each slot a :class:`Slot`, a ``transpiler.data(...)``, or an input of a program:
             the size of dimension 0 is that of a batch, one further size is the width, and where
             that is free the slot is ragged.
+        whose: they are, for messages.
 
     Raises:
-        TypeError: something else is among them.
+        TypeError: it is no list of slots.
         ValueError: two have one name, or one has no name or more than 2 dimensions.
     """
-    found = tuple(_slot(each) for each in use_var)
+    if isinstance(use_var, str | bytes | Slot) or not isinstance(use_var, Iterable):
+        raise _no_slot(f"{whose}: expected a list of slots", use_var)
+    found = tuple(_slot(each, whose) for each in use_var)
     names = [slot.name for slot in found]
     if len(set(names)) < len(names) or not all(names):
-        raise ValueError(f"use_var: expected slots with names of their own, got {names}")
+        raise ValueError(f"{whose}: expected slots with names of their own, got {names}")
     return found
 
 
-def _slot(given: Any) -> Slot:
+def _no_slot(expected: str, given: Any) -> TypeError:
+    """The error that says how a slot is written, by the name that was given, if one was."""
+    name = given.name if isinstance(given, Slot) else given if isinstance(given, str) else "label"
+    got = repr(given) if isinstance(given, str | Slot) else type(given).__name__
+    return TypeError(
+        f"{expected}, as [fleet.Slot({name!r}, 'float32')], got {got}: a slot has a column's name, "
+        f"a dtype ({', '.join(DTYPES)}) and a width (0: one value, n: so many, None: any number)"
+    )
+
+
+def _slot(given: Any, whose: str) -> Slot:
     if isinstance(given, Slot):
         return given
     if not all(hasattr(given, part) for part in ("name", "shape", "dtype")):
-        raise TypeError(
-            "use_var: expected fleet.Slot(name, dtype, width), transpiler.data(...) or inputs of a "
-            f"program, got {type(given).__name__}"
+        raise _no_slot(
+            f"{whose}: expected slots, transpiler.data(...) or inputs of a program", given
         )
     sizes = tuple(given.shape[1:])
     if len(sizes) > 1:
         raise ValueError(
-            f"use_var: {given.name!r}: expected [batch] or [batch, values], got {list(given.shape)}"
+            f"{whose}: {given.name!r}: expected [batch] or [batch, values], got {list(given.shape)}"
         )
     free = sizes and not isinstance(sizes[0], int)
     return Slot(given.name, given.dtype, None if free else sizes[0] if sizes else 0)

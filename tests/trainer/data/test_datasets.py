@@ -288,6 +288,24 @@ def test_settings_that_cannot_be_are_named(tmp_path: Path) -> None:
     ):
         with pytest.raises((ValueError, RuntimeError), match=why):
             call()
+    for settings, why in (
+        ({"parser": "cvs"}, "got 'cvs': did you mean 'csv'?"),
+        ({"parser": "Parquet"}, "got 'Parquet': did you mean 'parquet'?"),
+        ({"parser": "zzqqxx"}, "parser: expected one of criteo, csv, .*, tsv, got 'zzqqxx'$"),
+        ({"parser": 5}, "parser: expected one of .*, or a function from a line to a dict, got int"),
+        (
+            {"parser": "tsv", "fill": {"x": 0}},
+            r"'fill': it is an .* parser=CsvLines\(slots, delimiter='\\t', fill=...\)$",
+        ),
+        ({"parser": "tsv", "delimiter": ";"}, r"parser=CsvLines\(slots, delimiter=...\)$"),
+        ({"parser": "parquet", "fill": {}}, r"parser=ParquetRows\(slots, fill=...\)$"),
+        ({"delimeter": ";"}, r"did you mean 'delimiter'\? it is .*\(slots, delimiter=...\)$"),
+        ({"batchsize": 5}, r"init: unexpected keyword 'batchsize': did you mean 'batch_size'\?$"),
+        ({"zzqqxx": 5}, "'zzqqxx': it has 'batch_size', .*, 'prefetch'$"),
+        ({"pipe_command": "cat"}, "'pipe_command': parser= in place of pipe_command, use_var= of"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=why):
+            dataset.init(**settings)
     with pytest.raises(TypeError, match="expected a list of paths, got 'part-0'"):
         dataset.set_filelist("part-0")
     dataset.init(use_var=[data("id", [None], "int64"), data("bag", [None, None])])

@@ -508,13 +508,37 @@ WRONG = [
     ("csv", X, "1", "1.5", "x: expected a whole number of 64 bits, got another number$"),
     ("csv", X, "1", '""', "x: expected a whole number of 64 bits, got an empty field;"),
     ("csv", X, "1", "2e0", "x: expected a whole .* bits, got another number$"),
-    ("csv", X, "1", "1 2", "x: expected a whole number of 64 bits, got text$"),
+    (
+        "csv",
+        X,
+        "1",
+        "1 2",
+        r"x: .*, got several in one field: .*Slot\('x', width=None\), .* function",
+    ),
+    *(
+        (
+            "csv",
+            REAL,
+            "1",
+            many,
+            "x: expected a number, got several in one field: lists are read in",
+        )
+        for many in ("1|2|3", '"[1, 2, 3]"', "[0.5]", "(1 2)", "7;8")
+    ),
+    *(
+        ("csv", REAL, "1", other, "x: expected a number, got text$")
+        for other in ('"1,5"', "[]", f"[1 {SECRET}]", f"1|{SECRET}", "2027-01-02 12:30")
+    ),
     ("csv", X, "1", SECRET, "x: expected a whole number of 64 bits, got text$"),
     ("csv", X, "1", "18446744073709551616", "x: .*, got another number$"),
     ("csv", REAL, "1", "1e39", "x: .*, got an infinity or a NaN$"),
     ("csv", REAL, "1", " -Infinity", "x: expected a number, got an inf"),
     ("csv", REAL, "1", "1_000", "x: expected a number, got text$"),
     ("csv", (Slot("x", "string"),), "1", '""', r"x: expected text, got an empty .* fill=\{'x': "),
+    (
+        *("csv", (Slot("label", "float32"),), "1", '""'),
+        "label: .* an empty field; a row without its label .*: on_error='skip' leaves it out; ",
+    ),
     ("csv", X, "1", "1,2", "expected 1 fields with commas between them, got 2"),
     ("csv", REAL, "1", "1.2.3", "x: expected a number, got text$"),
     (
@@ -584,7 +608,8 @@ def test_a_wrong_line_is_named(
     the line holds; or lines are left out, and counted.
     """
     monkeypatch.setattr("trainer.data.pieces.pieces_of.__defaults__", (most,))
-    head, path = (["x"] if parser == "csv" else []), tmp_path / "day.txt"
+    head = [slot.name for slot in slots] if parser == "csv" else []
+    path = tmp_path / "day.txt"
     lines = [*head, right, right, wrong, right, wrong, right]
     path.write_text("\n".join(lines) + "\n", errors="surrogateescape")
     form = format_of(parser, slots)
@@ -592,10 +617,57 @@ def test_a_wrong_line_is_named(
     with pytest.raises(WrongLine, match=rf"{path}, line {3 + len(head)}: {why}") as raised:
         read(form, path)
     assert SECRET not in str(raised.value) and raised.value.__context__ is None
+    assert "fill={'label'" not in str(raised.value)
     parsed = [form.read(piece, skip=True) for piece in form.pieces(str(path))]
 
     assert sum(each.wrong for each in parsed) == 2
     assert sum(each.samples for each in parsed) == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "why"),
+    [
+        (
+            "label\tn\n1\t2\n",
+            {},
+            r"got one field: .* tabs .*: parser='tsv', or .*delimiter='\\t'\)$",
+        ),
+        (
+            "label;n\n1;2\n",
+            {},
+            r"got one field: .* semicolons .*: CsvLines\(slots, delimiter=';'\)$",
+        ),
+        ("label,n\n1,2\n", {"delimiter": "\t"}, "got one field: .* commas .*: parser='csv', or"),
+        ("1|2\n", {"columns": ["label", "n"]}, "line 1: expected 2 .*, got 1: the .* bars between"),
+        ("a,b\n", {"columns": ["label", "n", "x"]}, "line 1: expected 3 fields .*, got 2$"),
+        ("labels\n1\n", {}, r"got 1 others \(one is 'labels'\): columns="),
+    ],
+)
+def test_a_forgotten_delimiter_is_guessed(
+    text: str, settings: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    """Where a line is one field: the error has the delimiter that it seems to have, and no more."""
+    path = tmp_path / "a.csv"
+    path.write_text(text)
+    form = CsvLines([Slot("label", "float32"), N], **settings)
+
+    with pytest.raises(ValueError, match=why):
+        read(form, path)
+
+
+@pytest.mark.parametrize("make", [CsvLines, ParquetRows, MultiSlotLines, CriteoLines])
+def test_what_is_no_slot_is_shown_how_one_is_written(make: Any) -> None:
+    """A name alone, a slot without a list round it, a text."""
+    shown = r"as \[fleet.Slot\('label', 'float32'\)\], got .*: a slot has a column's name, a dtype"
+    for given in (["label"], Slot("label"), "label", [Slot("n"), 7]):
+        with pytest.raises(TypeError, match=shown):
+            make(given)
+
+
+def test_a_ragged_slot_is_shown_where_lists_are_read() -> None:
+    """CSV has one value in a field."""
+    with pytest.raises(ValueError, match="csv: slot 'x': expected a dense .*: lists are read in"):
+        CsvLines(MANY)
 
 
 def test_a_url_and_a_missing_file(tmp_path: Path) -> None:
