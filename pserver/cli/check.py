@@ -13,7 +13,7 @@ import json
 import re
 import tokenize
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -57,6 +57,18 @@ KNOWN = ("Optimizer", "Tensor", "Layer", "DataParallel")
 ELSEWHERE = {"astype", "full_name"}  # of numpy, of protobuf
 COMMON = {"backward", "cast", "gradient", "numpy", "set_value"}
 ARRAYS = "numpy"  # what is made of its names is no tensor
+# the sections of what static programs become, by the call that divides them among processes
+WITH = {
+    "distributed_optimizer": "static with fleet",
+    "DistributeTranspiler": "static with a transpiler",
+}
+ENDS = {"finish", "stop_worker"}
+BECOMES = {
+    "static with fleet": "a loop over batches",
+    "static with a transpiler": "pserver.capture of a step",
+}
+# whose names they have
+PROGRAMS = ("static", "fluid", "layers", "fleet", "Executor", "Optimizer")
 STATIC = {"data", "Program", "program_guard", "default_startup_program", "enable_static"}
 IMPORTED = re.compile(r"\b(trainer|transpiler)\.([A-Za-z_]\w*)")
 
@@ -80,10 +92,15 @@ class Use:
     write: str = ""
     note: str = ""
 
+    @property
+    def stays(self) -> bool:
+        """Whether it is written as it is."""
+        return self.write == self.used
+
     def __str__(self) -> str:
         """The line of a report, without its file."""
         said = f"write {self.write}" if self.write else "has no counterpart"
-        if self.note == NO_ENTRY or self.write == self.used:
+        if self.stays or self.note == NO_ENTRY:
             said = "stays" if self.write else "is not known"
         return f"{self.line}: {self.used}: {said}" + (f". {self.note}" if self.note else "")
 
@@ -98,6 +115,9 @@ class Checked:
         hidden: files beside it that hide a package of ours, each with what follows.
         change: whether there is anything to change.
         static: whether it builds a static program.
+        section: of the index, with what that becomes; "" where it may be several.
+        collective: whether it asks for a job without servers.
+        unfinished: whether it does not leave its job.
     """
 
     script: str
@@ -105,6 +125,9 @@ class Checked:
     hidden: list[str] = field(default_factory=list)
     change: bool = False
     static: bool = False
+    section: str = ""
+    collective: bool = False
+    unfinished: bool = False
 
 
 # ---- the index ----
@@ -163,6 +186,7 @@ class _Reader(ast.NodeVisitor):
     Args:
         bound: what its names stand for; an earlier reading has found those that are bound below
             their use.
+        section: of what its static program becomes, as that reading has found.
 
     Attributes:
         bound: by name, or by "self.name", a path: of a module, "paddle.nn"; of a name in it; or of
@@ -170,13 +194,18 @@ class _Reader(ast.NodeVisitor):
         imports: the packages that the script imports.
         uses: what was found.
         static: whether the script builds a static program.
+        collective: whether it asks for a job without servers.
+        calls: the names of what it calls.
     """
 
-    def __init__(self, bound: dict[str, str], imports: Iterable[str] = ()) -> None:
+    def __init__(
+        self, bound: dict[str, str], imports: Iterable[str] = (), section: str = ""
+    ) -> None:
+        self._section = section
         self.bound, self.imports, self.uses = bound, set(imports), set[Use]()
         self._modules = set[str]()  # names that stand for a whole module
         self._stays = set[tuple[str, str]]()  # said once
-        self.static = False
+        self.static, self.collective, self.calls = False, False, set[str]()
 
     # imports
 
@@ -251,6 +280,24 @@ class _Reader(ast.NodeVisitor):
             if entry is None or entry.note or not entry.write.endswith(f".{node.id}"):
                 self._add(node, node.id, path)
 
+    def visit_Call(self, node: ast.Call) -> None:  # noqa: N802
+        self.generic_visit(node)
+        path = self._path(node.func) or ""
+        name = path.rpartition(".")[2]
+        self.calls.add(name)
+        if not self._theirs(path) and not path.startswith(f"{OBJECT}."):
+            return
+        for each in node.keywords:
+            if each.arg == "is_collective" and name == "init":
+                self.collective = ast.unparse(each.value) == "True"
+            entry = index.member("arguments", f"{name}.{each.arg}")
+            usual = isinstance(each.value, ast.Constant) and (
+                bool(each.value.value) == (each.arg == "use_softmax")
+            )
+            if entry is not None and not (entry.write and usual):
+                used = f"{ast.unparse(node.func)}({each.arg}=...)"
+                self.uses.add(Use(each.lineno, used, _ours(entry.write), _ours(entry.note)))
+
     def visit_Constant(self, node: ast.Constant) -> None:  # noqa: N802
         if isinstance(node.value, str):
             entry = index.member("environment", node.value)
@@ -263,7 +310,8 @@ class _Reader(ast.NodeVisitor):
         """
         found = [each for owner in KNOWN if (each := index.member(owner, name)) is not None]
         theirs = THEIRS in self.imports
-        if not found or name in COMMON or found[0].same:
+        common = COMMON - ({"numpy"} if theirs else set())
+        if not found or name in common or found[0].same:
             return None
         if theirs or ({*OURS} & self.imports and not any(each.same for each in found)):
             return None if name in ELSEWHERE and not theirs else found[0]
@@ -274,17 +322,28 @@ class _Reader(ast.NodeVisitor):
 
     def _add(self, node: ast.expr | ast.stmt, used: str, path: str, covered: bool = False) -> None:
         """Adds a use of theirs, unless the line of the module's import covers it."""
-        entry = _answer(path)
-        self.static |= path.rpartition(".")[2] in STATIC
+        *_, module, name = path.split(".")
+        entry = self._of_program(module, name) or _answer(path)
+        self.static |= name in STATIC
         if covered and entry is not None and not entry.note and _same(entry, path):
             return
         self.uses.add(_said(node.lineno, used, path, entry))
+
+    def _of_program(self, owner: str, name: str) -> Name | None:
+        """The entry of what builds or runs a program that is known to become something else."""
+        return index.member(self._section, name) if owner in PROGRAMS else None
+
+    @property
+    def section(self) -> str:
+        """The section of what a static program becomes; "" where it may be several."""
+        found = (section for name, section in WITH.items() if name in self.calls)
+        return next(found, "") if self.static else ""
 
     def _of_object(self, node: ast.Attribute, path: str) -> None:
         """Adds a method, or a field, that the classes of theirs have and ours lack."""
         _, owner, name = path.split(".")
         owner, _, made = owner.partition(":")
-        entry = index.member(owner, name)
+        entry = self._of_program(owner, name) or index.member(owner, name)
         if entry is None or (entry.same and not (entry.note and made == THEIRS)):
             return
         used = ast.unparse(node)
@@ -344,7 +403,11 @@ class _Reader(ast.NodeVisitor):
         if root == CLASS:
             return None if modules else f"{OBJECT}.{name}"
         owner = RETURNED.get(name) or MADE.get(name)
-        if owner is None and name[:1].isupper() and name in index.members():
+        if (
+            owner is None
+            and name[:1].isupper()
+            and (name in index.members() or name in index.BASES)
+        ):
             owner = name
         if owner is None and modules and name[:1].isupper():
             owner = next((MADE_IN[each] for each in reversed(modules) if each in MADE_IN), None)
@@ -404,7 +467,7 @@ class _Reader(ast.NodeVisitor):
 def _same(entry: Name, path: str) -> bool:
     """Whether the line of the module's import covers a name of it."""
     module, _, name = path.rpartition(".")
-    if entry.same:
+    if entry.same and not entry.write.startswith(OURS):  # torch's, or those of an object
         return True
     found = index.member("import", module)
     words = found.write.split() if found is not None else []
@@ -448,12 +511,15 @@ def check(script: str) -> Checked:
         raise ValueError(f"{script}: no Python 3: {error}") from None
     first = _Reader({})
     first.visit(tree)
-    reader = _Reader(first.bound, first.imports)
+    reader = _Reader(first.bound, first.imports, first.section)
     reader.visit(tree)
     uses = sorted(reader.uses)
     hidden = list(_hidden(Path(script), reader.imports))
-    change = bool(uses) or any(matters for _, matters in hidden)
-    return Checked(script, uses, [said for said, _ in hidden], change, reader.static)
+    change = not all(use.stays for use in uses) or any(matters for _, matters in hidden)
+    said = [said for said, _ in hidden]
+    unfinished = "distributed_optimizer" in reader.calls and not reader.calls & ENDS
+    found = Checked(script, uses, said, change, reader.static, reader.section)
+    return replace(found, collective=reader.collective, unfinished=unfinished)
 
 
 # ---- output ----
@@ -481,13 +547,19 @@ def show(scripts: Sequence[str], file: TextIO, as_json: bool = False) -> int:
 
 def _summary(each: Checked) -> str:
     """The last line about a script."""
-    count = len({use.line for use in each.uses})
-    if not count:
+    if not each.uses:
         return "nothing of PaddlePaddle is left"
-    said = f"{count} line{'s' if count > 1 else ''} to change"
+    change = {use.line for use in each.uses if not use.stays}
+    stay = {use.line for use in each.uses} - change
+    lines = f"{len(change)} line{'s' if len(change) > 1 else ''}"
+    said = f"{lines} to change" if change else "nothing to change"
+    if stay:
+        said += f", {len(stay)} stay{'s' if len(stay) == 1 else ''}"
     if each.static:
-        said += (
-            "; a static program becomes a torch.nn.Module and a loop over batches, or "
-            f"pserver.capture of a step: {PAGE} has such a script before and after"
-        )
-    return f"{said}. Then: pserver launch --servers 2 --trainers 2 {Path(each.script).name}"
+        way = BECOMES.get(each.section) or ", or ".join(BECOMES.values())
+        said += f"; a static program becomes a torch.nn.Module and {way}: {PAGE} has such a script "
+        said += "before and after"
+    if each.unfinished and not each.collective:
+        said += ". Its last line is fleet.finish()"
+    kind = "--nccl2" if each.collective else "--servers 2"
+    return f"{said}. Then: pserver launch {kind} --trainers 2 {Path(each.script).name}"

@@ -5,6 +5,7 @@ the index says to write, and runs nothing.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from pserver.__main__ import main
 from pserver.cli.check import Use, check
-from tests.support.pages import PAGES, fences
+from tests.support.pages import PAGES, ROOT, fences
 from tests.support.pages import name as page_name
 from transpiler.names.names import member
 
@@ -118,6 +119,10 @@ def test_each_line_is_named() -> None:
         ("from trainer.fleet import fc", "from trainer.fleet import fc: write torch.nn.Linear"),
         (
             "import paddle.fluid as fluid\nt = fluid.DistributeTranspiler()\nt.transpile(0)",
+            "fluid.DistributeTranspiler: write pserver.DistributeTranspiler",
+        ),
+        (
+            "import paddle.fluid as fluid\nt = fluid.DistributeTranspiler()\nt.transpile(0)",
             "t.transpile: stays. program and startup_program",
         ),
         (
@@ -133,6 +138,12 @@ def test_each_line_is_named() -> None:
             "import paddle\npaddle.zzqqxx(1)",
             "paddle.zzqqxx: write torch.zzqqxx. The index has no entry",
         ),
+        (
+            "import paddle.nn as nn\nnn.Embedding(9, 4, sparse=True)",
+            "nn.Embedding(sparse=...): write pserver.DistributedEmbedding(",
+        ),
+        ("import paddle\npaddle.reader.shuffle(f, 9)", "paddle.reader.shuffle: write torch.utils."),
+        ("import paddle\nf = 1\nf.loss.numpy()", "f.loss.numpy: write tensor.detach().numpy()"),
         (
             "from paddle.distributed.fleet.base.role_maker import Role\nRole.WORKER",
             "from paddle.distributed.fleet.base.role_maker import Role: write fleet.Role",
@@ -177,6 +188,105 @@ def test_what_our_pages_show_has_nothing_to_change(page: Path) -> None:
     for fence in shown:
         if "from paddle" not in fence.text:
             assert uses(fence.text) == [], fence
+
+
+SCRIPTS = ROOT / "tests" / "testdata" / "paddle"
+PORTED = {  # what the answers about a static script that fleet trains begin with
+    "from paddle.distributed.fleet.base import role_maker": "from pserver import fleet",
+    "static.nn.sparse_embedding": "pserver.DistributedEmbedding(",
+    "static.nn.sparse_embedding(param_attr=...)": "pserver.DistributedEmbedding(",
+    "paddle.nn.functional.cross_entropy(use_softmax=...)": "torch.nn.functional.nll_loss(p.log()",
+    "static.auc": "pserver.metrics.AUC()",
+    "role_maker.PaddleCloudRoleMaker": "fleet.CloudRoleMaker()",
+    "static.Program": "",
+    "static.program_guard": "torch.nn.Module",
+    "static.data": "fleet.Slot(",
+    "static.data(lod_level=...)": "fleet.Slot(name, dtype, width=None)",
+    "fleet.distributed_optimizer": "fleet.distributed_optimizer",
+    "optimizer.minimize": "loss.backward()",
+    "static.Executor": "",
+    "exe.run": "loss.backward()",
+    "dataset.init(input_type=...)": "",
+    "dataset.init(pipe_command=...)": "dataset.init(parser=function)",
+    "fleet.util.get_file_shard": "dataset.set_filelist(files)",
+    "exe.train_from_dataset": "for batch in dataset: ",
+    "fleet.save_inference_model": "fleet.export(path)",
+}
+
+
+def test_a_static_script_of_fleet_becomes_a_loop(capsys: pytest.CaptureFixture[str]) -> None:
+    """No answer of it is about programs, which fleet does not train, and each name is known."""
+    found = check(str(SCRIPTS / "static_fleet.py"))
+    writes = {use.used: use.write for use in found.uses}
+
+    assert {used: writes.get(used, "?")[: len(begin)] for used, begin in PORTED.items()} == PORTED
+    assert not [str(use) for use in found.uses if "is not known" in str(use)]
+    assert not [use.used for use in found.uses if use.write == "" and "Delete" not in str(use)][1:]
+    assert main(["check", str(SCRIPTS / "static_fleet.py")]) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    change = {use.line for use in found.uses if not use.stays}
+    stay = {use.line for use in found.uses} - change
+    assert f": {len(change)} lines to change, {len(stay)} stay; a static program " in last
+    assert len(stay) == 4 and "a torch.nn.Module and a loop over batches: docs" in last
+
+
+@pytest.mark.processes
+def test_the_ported_script_runs() -> None:
+    """As the answers say, in one round: it trains, and nothing of PaddlePaddle is left."""
+    script = SCRIPTS / "static_fleet_ported.py"
+    Path("data").mkdir()
+    line = "2 {0} 7 1 {0} 3 1 2 {0} 4 0.5 1 0 0.25 1 {1}\n"
+    for part in range(2):
+        lines = [line.format(n, n % 2) for n in range(1, 65)]
+        Path("data", f"part-{part}").write_text("".join(lines))
+    paths = {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        env=os.environ | paths,
+        timeout=100,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("epoch ") == 2 and Path("inference").exists()
+    assert check(str(script)).uses == []
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("fleet.init(is_collective=True)\nfleet.distributed_optimizer(1)", ". Then: {} --nccl2 "),
+        ("fleet.distributed_optimizer(1)", ". Its last line is fleet.finish(). Then: {} --servers"),
+        ("fleet.distributed_optimizer(1)\nfleet.stop_worker()", ", 1 stays. Then: {} --servers 2 "),
+        ("fleet.init()", ": 1 line to change. Then: {} --servers 2 --trainers 2 train.py"),
+    ],
+)
+def test_how_the_script_is_started(text: str, end: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without servers where it asks for that; it leaves its job where there are some."""
+    Path("train.py").write_text(f"from paddle.distributed import fleet\n{text}\n")
+    main(["check", "train.py"])
+
+    assert end.format("pserver launch") in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_script_with_a_transpiler_captures_a_step() -> None:
+    """What is minimized becomes the step of pserver.capture; its inputs stay inputs."""
+    found = uses(
+        "import paddle.fluid as fluid\nx = fluid.layers.data(name='x', shape=[4], lod_level=0)\n"
+        "fluid.optimizer.SGD(0.1).minimize(x)\nt = fluid.DistributeTranspiler()\n"
+        "fluid.default_startup_program()\n"
+    )
+    writes = {use.used.rpartition(".")[2]: use.write.partition("(")[0] for use in found}
+
+    assert writes == {
+        "fluid as fluid": "import torch",
+        "data": "pserver.data",
+        "SGD": "torch.optim.SGD",
+        "minimize": "pserver.capture",
+        "DistributeTranspiler": "pserver.DistributeTranspiler",
+        "default_startup_program": "DistributeTranspiler.get_startup_program",
+    }
 
 
 def test_files_beside_the_script(capsys: pytest.CaptureFixture[str], here: Path) -> None:
