@@ -1,5 +1,5 @@
-"""The pages of docs/ that are made from the sources, so that nothing is written twice; and one
-source, the fields of a strategy for type checkers.
+"""The pages of docs/ that are made from the sources, so that nothing is written twice; one source,
+the fields of a strategy for type checkers; and README.md for a package index.
 
 ``make reference`` writes them all, and a test says which are not current.  A generator is a module
 whose ``pages()`` gives the text of each of its pages, by the path from docs/.
@@ -13,6 +13,7 @@ from docs.generators import (
     api,
     benchmarks,
     command_line,
+    description,
     environment,
     errors,
     index_of_names,
@@ -26,8 +27,8 @@ from docs.generators import (
 
 DOCS = Path(__file__).parent.parent
 GENERATORS = (
-    *(api, benchmarks, command_line, environment, errors, index_of_names, metrics, notes),
-    *(ports, strategy_fields, strategy_keys, wire),
+    *(api, benchmarks, command_line, description, environment, errors, index_of_names, metrics),
+    *(notes, ports, strategy_fields, strategy_keys, wire),
 )
 
 

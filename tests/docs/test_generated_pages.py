@@ -8,8 +8,10 @@ from types import ModuleType
 
 import pytest
 from markdown import markdown
+from markdown_it import MarkdownIt
 
 from docs.generators import DOCS, GENERATORS, api
+from docs.generators.description import FENCED
 from docs.pictures.measured_code import unmarked
 from tests.support.pages import PAGES, name
 from transpiler.names.names import names
@@ -31,6 +33,25 @@ def test_a_page_is_the_generated_one(generator: ModuleType) -> None:
 def written(path: str) -> str:
     """A page as it is."""
     return (DOCS / path).read_text(encoding="utf-8") if (DOCS / path).is_file() else ""
+
+
+def test_a_package_index_gets_no_relative_link() -> None:
+    """It has none of the files: README's sections and fences are the same, and paths are code."""
+    readme, text = (
+        (DOCS.parent / place).read_text() for place in ("README.md", "pserver/description.md")
+    )
+    tokens = [
+        each
+        for token in MarkdownIt("commonmark").parse(text)
+        for each in (token, *(token.children or ()))
+    ]
+    links = [each.attrGet("href") or "" for each in tokens if each.type == "link_open"]
+
+    assert not [each for each in tokens if each.type == "image"]
+    assert not [link for link in links if not str(link).startswith("https://")]
+    assert re.findall(r"^## .+", text, re.M) == re.findall(r"^## .+", readme, re.M)
+    assert FENCED.findall(text) == FENCED.findall(readme) != []
+    assert "\n\nThe quick start (`docs/quickstart.md`) continues: " in text
 
 
 def test_the_index_of_names_has_every_name() -> None:
