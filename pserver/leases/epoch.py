@@ -514,7 +514,7 @@ class Account:
         over: the rest, if any, is in steps that are not decided.
         leased: to trainers, and in no decided step yet; without what has no known end.
         handed_back: of leases, to be dealt out again: by lost trainers, or by scripts that broke
-            off.  A position counts each time.
+            off.  A position counts each time; where its end is not known, from when it is.
         unit: what is counted: one of ``UNITS``.
     """
 
@@ -565,6 +565,7 @@ class EpochLeases:
         self._leased: dict[int, Intervals] = {}
         self._idle: dict[int, int] = {}  # who waits: its positions that are in no step yet
         self._decided = self._skipped = self._left_out = self._handed_back = 0
+        self._returned: list[int] = []  # starts of what was handed back and has no known end
         self.over = False
         self.quit: set[int] = set()
         self.read = False
@@ -764,6 +765,7 @@ class EpochLeases:
             self._skipped += count
             return
         self._handed_back += count
+        self._returned += [start for start, stop in ranges if stop - start >= OPEN]
         for start, stop in ranges:
             self._own.get(trainer, self._free).add(start, stop)
 
@@ -780,6 +782,9 @@ class EpochLeases:
         for start, stop in self._segments.end(segment, length):
             for each in held:
                 each.discard(start, stop)
+            back = [each for each in self._returned if each // WIDTH == start // WIDTH]
+            self._handed_back += sum(start - each for each in back)  # nobody ends before them
+            self._returned = [each for each in self._returned if each not in back]
         if self._segments.known and not known:
             self._left_out += self._segments.left_out
         for trainer in self._idle:
@@ -885,6 +890,7 @@ class EpochLeases:
             "skipped": self._skipped,
             "left_out": self._left_out,
             "handed_back": self._handed_back,
+            "returned": list(self._returned),
             **({"ends": []} if self._segments is None else self._segments.plain()),
             "over": self.over,
             "quit": sorted(self.quit),
@@ -906,6 +912,7 @@ class EpochLeases:
         made._leased = {t: Intervals((a, b) for a, b in ranges) for t, ranges in plain["leased"]}
         made._decided, made._skipped = plain["decided"], plain["skipped"]
         made._left_out, made._handed_back = plain["left_out"], plain["handed_back"]
+        made._returned = list(plain.get("returned", ()))  # earlier versions have none
         if made._segments is not None:
             made._segments.restore(plain)
         made.over, made.quit = plain["over"], set(plain["quit"])

@@ -1232,7 +1232,8 @@ def epoch_status() -> dict[int, dict[str, int]]:
     Returns:
         By the number of the pass: "samples" (0 until a trainer has met the end of the data),
         "decided" (in steps that count), "leased" (to trainers, and in no decided step yet),
-        "skipped", "handed_back" (of lost trainers; dealt out again) and "left_out".
+        "skipped", "handed_back" (of lost trainers; dealt out again; counted when the end of their
+        data is known) and "left_out".
         Empty without servers, and where no leases deal out the data.
 
     Raises:

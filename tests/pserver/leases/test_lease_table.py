@@ -167,6 +167,27 @@ def test_an_end_that_no_data_has_is_refused() -> None:
         table.lease(0, "a", LeaseAsked(2, UNKNOWN_END, 1, ended=((0, 0, 2**40),)))
 
 
+@pytest.mark.parametrize("saved", [False, True])
+def test_what_was_handed_back_counts_when_its_end_is_known(saved: bool) -> None:
+    """From where the steps of the lost one have come to; also when the job begins again between."""
+    table = joined(0, 1)
+    files = Epoch(0, "", "0", 0, 4, segments=2)
+    for number in (1, 2):
+        table.lease(1, "a", LeaseAsked(number, files))
+    table.decided(1, "a", [(0, 0, 4)])
+    table.remove(1, "a")
+    assert table.accounts[0].handed_back == 0
+    if saved:
+        table = LeaseTable.of(json.loads(json.dumps(table.plain())), 2)
+        table.join(0, "a")
+    for number in (1, 2):
+        table.lease(0, "a", LeaseAsked(number, files, ended=((0, 0, 10),) if number == 2 else ()))
+
+    assert table.accounts[0].handed_back == 6
+    table.lease(0, "a", LeaseAsked(3, files, ended=((0, 1, 5),)))
+    assert table.accounts[0].handed_back == 11
+
+
 def test_a_saved_table_goes_on_in_batches_of_another_size() -> None:
     """As where a script divides its batch size by the number of trainers.  Not where trainers that
     step together had divided the pass, nor where one of several says another size.
