@@ -622,6 +622,8 @@ class EpochLeases:
         if self.over or trainer in self.quit:
             return Lease(over=True)
         self._idle.pop(trainer, None)
+        if unstepped is None and self._has_its_share(trainer, len(awaited)):
+            return Lease(left=len(self._free))
         dealt = self._deal(trainer, most, len(awaited))
         if not dealt.ranges and unstepped is not None:
             self._idle[trainer] = unstepped
@@ -639,6 +641,21 @@ class EpochLeases:
             return self._own_batches(trainer, most)
         return self._free_batches(most, max(1, trainers))
 
+    def _has_its_share(self, trainer: int, trainers: int) -> bool:
+        """Whether a trainer has as many pieces ahead of its need as would be its equal share of
+        those that nobody has come to the end of: the others shall have the rest.
+        """
+        if not self._of_files:
+            return False
+        ahead = {each: _endless(held) for each, held in self._leased.items()}
+        pieces = len(self._free) + sum(ahead.values())
+        return ahead.get(trainer, 0) >= max(1, -(-pieces // max(1, trainers)))
+
+    @property
+    def _of_files(self) -> bool:
+        """Whether a lease has what a piece of a file still has."""
+        return self._segments is not None and not self.epoch.whole
+
     def _own_batches(self, trainer: int, most: int) -> Lease:
         """Batches of the trainer's stripe; the last one has the rest."""
         own = self._own.get(trainer)
@@ -653,8 +670,8 @@ class EpochLeases:
         """Free batches: fewer as less is left, so that all trainers end at about one time."""
         if not self._free.size:
             return Lease()
-        if self.epoch.segments > 1 or (self._segments and not self.epoch.whole):
-            start, stop = self._free.first  # what one piece of a file still has
+        if self._of_files:
+            start, stop = self._free.first
             return self._as_lease(self._free.pop(stop - start), 1, len(self._free))
         batches = self._batches(self._free.size)
         left = batches if self._segments is None or self._segments.known else self._dealt
@@ -976,6 +993,11 @@ def _behind_begun(start: int, stop: int, begun: int, extra: int) -> int:
     """
     behind = min(start + begun, stop)
     return stop if begun and stop - behind <= extra else behind
+
+
+def _endless(ranges: Iterable[Range]) -> int:
+    """The number of ranges that have no known end."""
+    return sum(stop - start >= OPEN for start, stop in ranges)
 
 
 def _finite(ranges: Iterable[Range]) -> int:

@@ -35,6 +35,10 @@ from trainer.samplers.striped_memory import Division, HeldSamples, LeasedMemory,
 
 log = logging.getLogger(__name__)
 
+# pieces for each trainer.  Fewer are divided by samples: a pass ends sooner, as all have equally
+# much to do, and each trainer parses nearly all pieces, and counts some before
+FEW = 3
+
 _groups: weakref.WeakKeyDictionary[Job, ProcessGroups] = weakref.WeakKeyDictionary()
 # the number of datasets of which a job has begun a pass; a restarted script begins them in the same
 # order
@@ -183,10 +187,9 @@ class _Passes:
         pieces = dataset.all_pieces()
         if not pieces:
             return iter(())
-        # of few pieces each trainer gets samples, not pieces; with another number of trainers a
-        # pass continues as it began
+        # with another number of trainers a pass continues as it began
         by_samples = bool(leases.stripes) or leases.counts(number)
-        if len(pieces) < dataset.place[1] if by_samples is None else by_samples:
+        if _are_few(pieces, dataset.place[1]) if by_samples is None else by_samples:
             return self._striped(leases, number, pieces, after)
         size, drop_last, prefetch = dataset.batching
         epoch = epoch_of(number, self._counts.name, pieces, size, drop_last)
@@ -256,6 +259,13 @@ class _Passes:
             )
 
         return dataset.leased(number, batches)
+
+
+def _are_few(pieces: Sequence[Piece], trainers: int) -> bool:
+    """Whether trainers that do not wait for one another get samples of these pieces, not pieces: of
+    few some would have a piece more than others, which is much, and pieces may differ in size.
+    """
+    return 1 < trainers and len(pieces) < FEW * trainers
 
 
 def _followed(dataset: FileDataset) -> Iterator[Batch]:

@@ -1,6 +1,6 @@
 """One pass over the files of a dataset whose samples were counted: where trainers step together
 each has an equal share, which it reads in the order of its files; where they do not, and there are
-fewer pieces than trainers, each has what it asks for.
+few pieces, each has what it asks for.
 
 A position is a sample.  All pieces of the files were counted before, so all trainers have equally
 many batches, and a lost trainer's share can be divided to the sample.
@@ -45,10 +45,10 @@ def striped_epoch(
     try:
         epoch.divided()
     except ValueError as error:
+        of = f" of {stripes} trainers that step together" if stripes else ""
         raise ValueError(
-            f"a QueueDataset of {stripes} trainers that step together: {error}: make smaller "
-            "batches, or give set_filelist trainer_id=0 and trainers=1 where every trainer is to "
-            "read all files"
+            f"a QueueDataset{of}: {error}: make smaller batches, or give set_filelist trainer_id=0 "
+            "and trainers=1 where every trainer is to read all files"
         ) from None
     return epoch
 

@@ -33,6 +33,22 @@ def test_who_asks_more_often_gets_more() -> None:
     assert [each.ranges for each in fast] == [((5, 10),), ((10, 15),), ((15, 20),)]
 
 
+def test_who_asks_ahead_leaves_the_others_their_share_of_pieces() -> None:
+    """However many it can hold; who has nothing left gets what there is, and so does who has come
+    to the end of what it had.
+    """
+    table, files = joined(0, 1), Epoch(0, "", "0", 0, 4, segments=5)
+    ahead = [table.lease(0, "a", LeaseAsked(n, files)).batches for n in range(1, 6)]
+    table.lease(0, "a", LeaseAsked(6, files, ended=((0, 0, 9),)))
+    other = [table.lease(1, "a", LeaseAsked(n, files)).batches for n in range(1, 3)]
+
+    assert (ahead, other) == ([1, 1, 1, 0, 0], [1, 1])
+    ends = tuple((0, segment, 9) for segment in (1, 2))
+    assert not table.lease(0, "a", LeaseAsked(7, files, ended=ends)).batches
+    table.remove(1, "a")
+    assert [table.lease(0, "a", LeaseAsked(n, files)).batches for n in (8, 9)] == [1, 1]
+
+
 @pytest.mark.parametrize(
     ("begun", "left"), [(0, 41), (5, 31), (15, 11), (20, 0), (10**9, 0)], ids=str
 )
@@ -173,7 +189,7 @@ def test_what_was_handed_back_counts_when_its_end_is_known(saved: bool) -> None:
     table = joined(0, 1)
     files = Epoch(0, "", "0", 0, 4, segments=2)
     for number in (1, 2):
-        table.lease(1, "a", LeaseAsked(number, files))
+        table.lease(1, "a", LeaseAsked(number, files, unstepped=0))
     table.decided(1, "a", [(0, 0, 4)])
     table.remove(1, "a")
     assert table.accounts[0].handed_back == 0

@@ -93,3 +93,25 @@ def test_what_a_lost_trainer_leaves_counts_as_handed_back(
     assert account.handed_back >= BATCH
     if files > 1:
         assert account.handed_back == 2 * SAMPLES - taken  # it held two pieces
+
+
+@pytest.mark.parametrize(("files", "threads"), [(2, 1), (3, 4), (6, 4)], ids=str)
+def test_few_files_are_no_one_trainers(
+    server: Server, tmp_path: Path, files: int, threads: int
+) -> None:
+    """Not even of the one that asks first, and may hold as many: who takes equally many batches
+    finds them, up to near the end, and each sample is in one step.
+    """
+    scripts, paths, whole = pair(server), written(tmp_path, files), files * SAMPLES
+    passes = [batches(each, paths, thread_num=threads) for each in scripts]
+    seen = list[int]()
+    for _ in range(whole // BATCH // 2 * 3 // 4):
+        for each in passes:
+            seen += next(each)
+
+    def rest(number: int) -> list[int]:
+        found = [n for batch in passes[number] for n in batch]
+        scripts[number].finish()
+        return found
+
+    assert sorted(sum(at_once(lambda: rest(0), lambda: rest(1)), seen)) == list(range(whole))
