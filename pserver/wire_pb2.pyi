@@ -189,7 +189,7 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, session: _Optional[str] = ..., activity: _Optional[str] = ..., report: _Optional[_Union[TrainerReport, _Mapping]] = ...) -> None: ...
 
 class TrainerReport(_message.Message):
-    __slots__ = ("samples", "values", "memory_bytes", "lanes", "bytes_in", "bytes_out", "reconnects", "saves", "since_save_seconds", "passes", "batch", "batches", "settings")
+    __slots__ = ("samples", "values", "memory_bytes", "lanes", "bytes_in", "bytes_out", "reconnects", "saves", "since_save_seconds", "passes", "batch", "batches", "settings", "wrong_lines")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -217,6 +217,7 @@ class TrainerReport(_message.Message):
     BATCH_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    WRONG_LINES_FIELD_NUMBER: _ClassVar[int]
     samples: int
     values: _containers.ScalarMap[str, float]
     memory_bytes: int
@@ -230,7 +231,8 @@ class TrainerReport(_message.Message):
     batch: int
     batches: int
     settings: _containers.ScalarMap[str, str]
-    def __init__(self, samples: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., memory_bytes: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneReport, _Mapping]]] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., reconnects: _Optional[int] = ..., saves: _Optional[int] = ..., since_save_seconds: _Optional[float] = ..., passes: _Optional[int] = ..., batch: _Optional[int] = ..., batches: _Optional[int] = ..., settings: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    wrong_lines: int
+    def __init__(self, samples: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., memory_bytes: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneReport, _Mapping]]] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., reconnects: _Optional[int] = ..., saves: _Optional[int] = ..., since_save_seconds: _Optional[float] = ..., passes: _Optional[int] = ..., batch: _Optional[int] = ..., batches: _Optional[int] = ..., settings: _Optional[_Mapping[str, str]] = ..., wrong_lines: _Optional[int] = ...) -> None: ...
 
 class LaneReport(_message.Message):
     __slots__ = ("steps", "step_seconds", "blocked_seconds", "wait_seconds", "waits")

@@ -731,6 +731,7 @@ class Report:
         position: in the data: passes begun, batches of the last one, and how many it has (0: not
             known).
         settings: of the script, in words.
+        wrong_lines: of files, that it has left out.
     """
 
     samples: int = 0
@@ -741,6 +742,7 @@ class Report:
     since_save_seconds: float = 0.0
     position: tuple[int, int, int] = (0, 0, 0)
     settings: Mapping[str, str] = field(default_factory=dict)
+    wrong_lines: int = 0
 
 
 def heartbeat(
@@ -772,6 +774,7 @@ def heartbeat(
             batch=batch,
             batches=batches,
             settings=report.settings,
+            wrong_lines=report.wrong_lines,
         ),
     )
 

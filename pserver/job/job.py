@@ -1244,6 +1244,10 @@ class Job:
     def _hear_report(self, member: Member, request: wire.HeartbeatRequest) -> None:
         member.activity, member.report = bounded_report(request, self.config.limits)
         member.pace.record(member.report)
+        more = member.report.wrong_lines - member.wrong_lines
+        if more > 0 and self.program is not None:
+            member.wrong_lines += more
+            self.program.steps.trainers.count(member.trainer, "wrong_lines", more)
 
     def roll(self) -> wire.Roll:
         """The roll of the trainers, for a reply."""

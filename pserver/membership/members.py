@@ -343,6 +343,7 @@ class Member:
         watermarks: by lane.
         activity: its reported activity ("step 12", "saving").
         report: its report of its training.
+        wrong_lines: of its report, those that are in the job's counts.
         waits: its waits, by place; see :func:`wait_until_done`.
         leaving: the lanes of which its last step has arrived; it leaves when all are applied.
         finished: it takes no further step, and waits for the others to finish.
@@ -365,6 +366,7 @@ class Member:
     watermarks: dict[int, Watermark] = field(default_factory=dict)
     activity: str = ""
     report: wire.TrainerReport = field(default_factory=wire.TrainerReport)
+    wrong_lines: int = 0
     waits: dict[str, TrainerWait] = field(default_factory=dict)
     leaving: set[int] = field(default_factory=set)
     finished: bool = False
@@ -893,6 +895,7 @@ def bounded_report(
             _cut(name, limits.name_bytes): said.settings[name][:SETTING_LENGTH]
             for name in sorted(said.settings)[:SETTINGS]
         },
+        wrong_lines=said.wrong_lines,
     )
     return request.activity[:ACTIVITY_LENGTH], report
 

@@ -1,7 +1,7 @@
-"""The counts of each trainer's steps on one server.
+"""The counts of each trainer's steps, and of what else a trainer does, on one server.
 
 A row of :data:`COUNTS` is a metric with the label "trainer", a number of the trainer's status, and,
-where it has one, a line of ``pserver status`` and a warning of the page.  A step is counted by
+where it has one, a line of ``pserver status`` and a warning of the page.  All are counted by
 :meth:`TrainerCounts.count`.
 """
 
@@ -17,7 +17,7 @@ from pserver.wire_pb2 import TrainerStatus
 
 @dataclass(frozen=True, slots=True)
 class TrainerCount:
-    """One count of a trainer's steps on one server, from the job's start.
+    """One count of a trainer on one server, from the job's start.
 
     Attributes:
         metric: its name, without "_total".
@@ -55,6 +55,12 @@ COUNTS: Mapping[str, TrainerCount] = MappingProxyType(
             "Steps that servers have refused because a norm was far beyond its history.",
             "{} steps refused because a norm was far beyond its history",
         ),
+        "wrong_lines": TrainerCount(
+            "pserver_wrong_lines",
+            'Lines of files that trainers have left out, with on_error="skip": each time that they '
+            "are read.",
+            "{} wrong lines of files left out",
+        ),
     }
 )
 
@@ -73,14 +79,14 @@ class TrainerCounts:
         self._counts: dict[int, dict[str, int]] = {}  # by trainer, by name
         self._lock = threading.Lock()  # guards it
 
-    def count(self, trainer: int, name: str, steps: int = 1) -> None:
-        """Counts a trainer's steps.
+    def count(self, trainer: int, name: str, times: int = 1) -> None:
+        """Counts a trainer's steps, or whatever the name counts.
 
         Args:
             name: a key of ``COUNTS``.
         """
         with self._lock:
-            self._counts.setdefault(trainer, dict.fromkeys(COUNTS, 0))[name] += steps
+            self._counts.setdefault(trainer, dict.fromkeys(COUNTS, 0))[name] += times
 
     def of(self, trainer: int) -> dict[str, int]:
         """The counts of a trainer that are not 0, by name."""

@@ -200,19 +200,21 @@ optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0
 def read(kind, path):
     made = getattr(fleet, kind)()
     slots = [fleet.Slot("id"), fleet.Slot("word", "string")]
-    made.init(batch_size=4, parser="tsv", use_var=slots)
+    made.init(batch_size=4, parser="tsv", use_var=slots, on_error="skip")
     made.set_filelist([path])
     if kind == "InMemoryDataset":
         made.load_into_memory()
     return made
 
 for kind in ("InMemoryDataset", "QueueDataset"):
-    for batch in read(kind, "train-*.tsv.gz"):
+    dataset = read(kind, "train-*.tsv.gz")
+    for batch in dataset:
         assert torch.equal(batch["word"], string_ids([f"w {n}" for n in batch["id"].tolist()]))
         model(batch["word"]).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         print("seen", json.dumps([f"train {kind}", batch["id"].tolist()]), flush=True)
+    print(f"wrong lines: {dataset.get_wrong_lines(everywhere=True)}", flush=True)
     with torch.no_grad():
         for batch in read(kind, "held-out.tsv"):
             model(batch["word"])
@@ -225,10 +227,12 @@ fleet.finish()
 @pytest.mark.parametrize("mode", ["async", RARE("sync")])
 def test_one_file_is_enough_for_two_trainers(processes: Processes, mode: str) -> None:
     """In memory or from a queue, compressed, with texts: each sample is trained on and evaluated
-    once, on either trainer, without a shuffle, and the job ends with its save.
+    once, on either trainer, without a shuffle, and the job ends with its save.  The file's wrong
+    line counts once for both.
     """
     for name, samples in (("train-0.tsv.gz", 41), ("held-out.tsv", 9)):
         rows = "".join(f"{n}\tw {n}\n" for n in range(samples))
+        rows += "wrong\n" if name.startswith("train") else ""
         packed = gzip.compress if name.endswith(".gz") else bytes
         (processes.path / name).write_bytes(packed(("id\tword\n" + rows).encode()))
     (processes.path / "one_file.py").write_text(ONE_FILE)
@@ -244,6 +248,8 @@ def test_one_file_is_enough_for_two_trainers(processes: Processes, mode: str) ->
         assert sorted(sum(found[f"train {kind}"], [])) == list(range(41)), found
         assert sorted(found[f"test {kind}"]) == [[0, 1, 2, 3], [4, 5, 6, 7, 8]], found
     assert len(found["train InMemoryDataset"]) == 2
+    wrong = [line for line in started.lines if "| wrong lines: " in line]
+    assert len(wrong) == 4 and all(line.endswith(": 1") for line in wrong), wrong
 
 
 RESUMED = """

@@ -192,6 +192,7 @@ class TrainerMetrics(Collector):
         self.said: Callable[[], tuple[int, Mapping[str, float]]] = lambda: (0, {})
         self.position: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)
         self.settings: Callable[[], Mapping[str, str]] = dict
+        self.wrong_lines: Callable[[], int] = int
 
     def open(self, clients: Sequence[Client]) -> None:
         """Starts to serve the page, if one is wanted.
@@ -235,7 +236,7 @@ class TrainerMetrics(Collector):
         saves, since = self.steps.saves, self.steps.since_save
         said = samples, values, resident_bytes(), lanes
         settings = {"versions": in_words(versions(torch.__version__)), **self.settings()}
-        return Report(*said, saves, since, self.position(), settings)
+        return Report(*said, saves, since, self.position(), settings, self.wrong_lines())
 
     def close(self) -> None:
         """Ends the page; harmless when called twice."""

@@ -270,7 +270,6 @@ class FileDataset(ABC):
 
     Attributes:
         number: of the last pass, from 1.
-        wrong_lines: the number of lines that the last read left out, with ``on_error="skip"``.
     """
 
     def __init__(self, trainers: Trainers) -> None:
@@ -282,7 +281,9 @@ class FileDataset(ABC):
         self._made: Format | None = None
         # where trainers divide the samples: what was counted, the pieces, and the samples of each
         self._counted_rows: tuple[Any, list[Piece], list[int]] | None = None
-        self.wrong_lines = self.number = 0
+        self.number = 0
+        # wrong lines of the last read, by file and first byte of their piece
+        self._wrong: dict[tuple[int, int], int] = {}
         self._said, self._warning = set[str](), RepeatedWarning(log)  # reported wrong lines
         self._given = 0  # batches of the current pass
         self._resumed = 0  # batches of the next pass, which are left out
@@ -543,19 +544,45 @@ class FileDataset(ABC):
         """
         from trainer.data.formats import in_parallel
 
-        self.wrong_lines, first = (self.wrong_lines if further else 0), ""
-        before, skip = self.wrong_lines, self._on_error == "skip"
+        self._wrong, first = (self._wrong if further else {}), ""
+        wrong, skip = 0, self._on_error == "skip"
         try:
             with closing(in_parallel(self._format(), pieces, self._threads, skip)) as found:
-                for _, parsed in found:
-                    self.wrong_lines += parsed.wrong
-                    first = first or parsed.first
+                for piece, parsed in found:
+                    if parsed.wrong:
+                        self._wrong = {**self._wrong, self._place_of(piece): parsed.wrong}
+                        self._trainers.leave_out(parsed.wrong)
+                    wrong, first = wrong + parsed.wrong, first or parsed.first
                     yield parsed
         finally:
-            wrong = self.wrong_lines - before
             if wrong and first not in self._said:  # each pass finds it again
                 self._said.add(first)
                 self._warning.warn(self._files, f"left out {wrong} wrong lines, the first: {first}")
+
+    def _place_of(self, piece: Piece) -> tuple[int, int]:
+        """The file's number and the first byte of a piece, the same on every trainer."""
+        files = self._files if piece.path in self._files else self.all_files  # that are in memory
+        return files.index(piece.path), piece.begin
+
+    @property
+    def wrong_lines(self) -> int:
+        """The number of lines that this trainer's last read left out, with ``on_error="skip"``."""
+        return sum(self._wrong.values())
+
+    def get_wrong_lines(self, everywhere: bool = False) -> int:
+        """The number of lines that the last read left out, with ``on_error="skip"``: on this
+        trainer, or on all, which then all call this.  What several trainers have read counts once.
+
+        Raises:
+            RuntimeError: this trainer has not joined the others.
+            PServerError: another trainer is lost, and the job does not continue without it.
+        """
+        if not (everywhere and self.shared):
+            return self.wrong_lines
+        found = dict[tuple[int, int], int]()
+        for told in self._trainers.gathered([[*place, n] for place, n in self._wrong.items()]):
+            found.update({(file, begin): n for file, begin, n in told})
+        return sum(found.values())
 
     def counted(self, pieces: Iterable[Piece]) -> Generator[int]:
         """The number of samples of each piece, in their order.

@@ -512,5 +512,16 @@ class Trainers(Protocol):
         trainers need no exchange to know; None: they need one.
         """
 
+    def leave_out(self, lines: int) -> None:
+        """Counts wrong lines that a dataset has left out.  Any thread may call it."""
+
+    def gathered(self, told: Any) -> list[Any]:
+        """Each trainer's object, of plain values; all call this at the same time.
+
+        Raises:
+            RuntimeError: this trainer has not joined the others yet.
+            PServerError: a trainer is lost, and the job does not continue without it.
+        """
+
     def shows(self) -> bool:
         """Whether this process shows bars."""

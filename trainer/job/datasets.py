@@ -23,7 +23,7 @@ from trainer.environment.environment import CloudRoleMaker, Connection
 from trainer.job.collective import CollectiveJob
 from trainer.job.job import Job, present
 from trainer.job.report import counted
-from trainer.job.shared_values import gathered, groups_of_trainers
+from trainer.job.shared_values import gathered, groups_of_trainers, present_values
 from trainer.samplers.leased_files import LeasedFiles, epoch_of
 from trainer.samplers.leased_pass import LeasedPass, leased_batches
 from trainer.samplers.lockstep_batches import LockstepBatches
@@ -84,6 +84,16 @@ class JobTrainers:
             return None
         pieces = dataset.all_pieces()
         return pieces, _known(job, dataset).of(dataset, pieces, *dataset.place)
+
+    def leave_out(self, lines: int) -> None:
+        """Counts wrong lines that a dataset has left out, for the job's status."""
+        job = _job()
+        if job is not None:
+            job.reported.leave_out(lines)
+
+    def gathered(self, told: Any) -> list[Any]:
+        """Each trainer's object; see :func:`~trainer.job.shared_values.all_gather_object`."""
+        return present_values().all_gather_object(told)
 
     def shows(self) -> bool:
         """Whether this process shows progress bars."""

@@ -26,6 +26,7 @@ import logging
 import secrets
 import shlex
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -530,10 +531,13 @@ class Reported(Collector):
 
     Attributes:
         heard: called with the values of each report.
+        wrong_lines: that datasets have left out.
     """
 
     def __init__(self) -> None:
         self.heard: Callable[[Mapping[str, float]], None] = lambda values: None
+        self.wrong_lines = 0
+        self._wrong_guard = threading.Lock()  # guards it: passes read in threads of their own
         self._samples = 0
         self._values: dict[str, float] = {}
 
@@ -542,6 +546,11 @@ class Reported(Collector):
         self._samples += samples
         self._values = {**self._values, **values}
         self.heard(values)
+
+    def leave_out(self, lines: int) -> None:
+        """Counts wrong lines that a dataset has left out.  Any thread may call it."""
+        with self._wrong_guard:
+            self.wrong_lines += lines
 
     def now(self) -> tuple[int, dict[str, float]]:
         """The samples, and the last value of each name."""
@@ -929,6 +938,7 @@ class Job:
         communicator.page.said = self.reported.now
         communicator.page.position = self.position.now
         communicator.page.settings = self._settings
+        communicator.page.wrong_lines = lambda: self.reported.wrong_lines
         communicator.hand_over = self.undo.close  # the folder of checkpoints, too
         if self.saves is not None:
             self.saves.connected(communicator)

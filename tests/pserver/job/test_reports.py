@@ -59,6 +59,18 @@ def test_a_status_hands_reports_on(served: Served) -> None:
     assert job.status(wire.StatusRequest()).trainers[0].report.samples == 64
 
 
+def test_wrong_lines_that_trainers_tell_are_added_up(served: Served) -> None:
+    """What is told again counts once."""
+    job, listener = served
+    trainer = Trainer(job, listener, plan_of(), 0)
+    for told in (3, 3, 5, 5):
+        request = said(wrong_lines=told)
+        request.session = trainer.session
+        job.heartbeat(request)
+    (found,) = job.status(wire.StatusRequest()).trainers
+    assert dict(found.counts) == {"wrong_lines": 5}
+
+
 def test_a_status_tells_what_has_happened(served: Served, clock: Clock) -> None:
     """Who has joined, and who was lost; after the end, too."""
     job, listener = served

@@ -13,9 +13,11 @@ import pytest
 import torch
 
 from trainer import fleet
+from trainer.data import datasets
 from trainer.data.batches import Prefetched
 from trainer.data.lines import WrongLine
 from trainer.data.pieces import PIECE_BYTES
+from trainer.job.datasets import JobTrainers
 from transpiler import data
 
 SLOTS = (fleet.Slot("id"), fleet.Slot("bag", "float32", None))
@@ -148,6 +150,47 @@ def test_wrong_lines_are_errors_or_counted(
     assert len(ids(dataset)) == 22 and dataset.wrong_lines == 2
     assert f"left out 2 wrong lines, the first: {paths[1]}, line 2: slot 'id'" in caplog.text
     assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+
+
+class Others(JobTrainers):
+    """Trainers of which each is told what the others have."""
+
+    def __init__(self, number: int, all_told: list[Any]) -> None:
+        self.number, self.all_told = number, all_told
+
+    def part(self) -> tuple[int, int]:
+        return self.number, 3
+
+    def gathered(self, told: Any) -> list[Any]:
+        self.all_told.append(told)
+        return self.all_told
+
+
+@pytest.mark.parametrize("kind", [datasets.InMemoryDataset, datasets.QueueDataset])
+def test_a_wrong_line_that_several_have_read_counts_once(
+    kind: type[datasets.InMemoryDataset | datasets.QueueDataset], tmp_path: Path
+) -> None:
+    """Where trainers share two files, in whichever folder each has them."""
+    all_told: list[Any] = []
+    for number in range(3):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        paths = written(folder, files=2)
+        Path(paths[1]).write_text(f"{line(10)}\n1 x\n{line(11)}\n1\n{line(12)}\n")
+        with Path(paths[0]).open("a") as file:
+            file.write("nothing\n")
+        dataset = kind(Others(number, all_told))
+        dataset.init(batch_size=4, use_var=SLOTS, on_error="skip")
+        dataset.set_filelist(paths)
+        if isinstance(dataset, datasets.InMemoryDataset):
+            dataset.load_into_memory()
+        else:
+            list(dataset)
+        own, every = dataset.wrong_lines, dataset.get_wrong_lines(everywhere=True)
+        assert own == dataset.get_wrong_lines() == sum(n for *_, n in all_told[-1])
+
+    assert every == 3 and len(all_told) == 3
+    assert sum(n for told in all_told for *_, n in told) > 3
 
 
 def test_what_nobody_takes_ends(tmp_path: Path) -> None:

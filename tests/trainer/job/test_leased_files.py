@@ -17,6 +17,9 @@ from pserver.client.replies import Absences
 from pserver.config import ServerConfig
 from pserver.leases.epoch import Account
 from pserver.service.server import Server
+from pserver.telemetry.counts import counted
+from pserver.wire_pb2 import StatusRequest
+from tests.support.waiting import eventually
 from trainer import fleet
 from trainer.data import formats, pieces
 from trainer.data.batches import samples_at
@@ -345,11 +348,16 @@ def test_a_script_that_saves_by_itself_keeps_the_position(
         next(iter(plain))
 
 
+def wrong_lines(server: Server) -> int:
+    """As the status of a server counts them."""
+    return counted(server.job.status(StatusRequest()).trainers, "wrong_lines")
+
+
 @MODES
 def test_a_wrong_line_is_told_once(
     server: Server, files: list[str], caplog: pytest.LogCaptureFixture, a_sync: bool
 ) -> None:
-    """Wrong lines are counted as in a job without leases."""
+    """Wrong lines are counted as in a job without leases, and the servers are told how many."""
     with Path(files[1]).open("a") as file:
         file.write("nothing\n")
     step = begin(server, a_sync=a_sync)
@@ -357,7 +365,8 @@ def test_a_wrong_line_is_told_once(
     for batch in batches:
         step(batch["n"])
 
-    assert batches.wrong_lines == 1
+    assert batches.wrong_lines == batches.get_wrong_lines(everywhere=True) == 1
+    eventually(lambda: wrong_lines(server) == 1)
     assert caplog.text.count("left out 1 wrong lines") == 1
 
 
