@@ -106,6 +106,7 @@ class SliceUpdater:
     Attributes:
         rule: as given.
         values: the same memory.
+        small: the slice is one chunk, so that it may be one of :class:`SmallSlices`.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class SliceUpdater:
             rule, self.values, begin, values.numel() if total is None else total
         )
         self._chunks = self._cut(self.values)
+        self.small = len(self._chunks) == 1 and self._padded is None
 
     def _cut(self, flat: Tensor) -> list[Tensor]:
         """A flat tensor's chunks: views, but for one that is padded with zeros to a full vector."""
@@ -149,8 +151,11 @@ class SliceUpdater:
             hparams: of the step; one that is missing stays as it was.
         """
         optimizer = self._made(hparams)
-        for chunk, part in zip(self._chunks, self._cut(grad), strict=True):
-            chunk.grad = part
+        if self.small:
+            self._chunks[0].grad = grad
+        else:
+            for chunk, part in zip(self._chunks, self._cut(grad), strict=True):
+                chunk.grad = part
         if self._padded is None:
             optimizer.step()
         else:
@@ -161,11 +166,6 @@ class SliceUpdater:
             self.values[start:stop].copy_(padded[: stop - start])
         for chunk in self._chunks:
             chunk.grad = None
-
-    @property
-    def small(self) -> bool:
-        """Whether the slice is one chunk, so that it may be one of :class:`SmallSlices`."""
-        return len(self._chunks) == 1 and self._padded is None
 
     def state(self) -> dict[str, Tensor]:
         """Copies of the states, by name; none before the first step.
@@ -464,7 +464,8 @@ class SliceUpdate:
         if self.updater is None:
             self.value.add_(gradient)
             return
-        self.clip_gradient(gradient, scale)
+        if self.clip is not None or self.scaled is not None:
+            self.clip_gradient(gradient, scale)
         # Zheng et al.: Asynchronous SGD with delay compensation, 2017, eq. 10
         if self.compensation and before is not None:
             gradient.addcmul_(gradient * gradient, self.value - before, value=self.compensation)

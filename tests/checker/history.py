@@ -256,9 +256,10 @@ class History:
         return push
 
     def _push_rows(self, name: str, right: Any) -> Any:
-        def push_rows(channel: Channel, step: int, table: str, gradient: RowGradient) -> None:
-            self._sent_rows(channel, step, table, gradient)
-            right(channel, step, table, gradient)
+        def push_rows(channel: Channel, step: int, gradients: Mapping[str, RowGradient]) -> None:
+            for table, gradient in gradients.items():
+                self._sent_rows(channel, step, table, gradient)
+            right(channel, step, gradients)
 
         return push_rows
 

@@ -93,7 +93,7 @@ class AsyncReceived(ReceivedCopies):
         return self._copies
 
     def differing(self, variables: Collection[str]) -> dict[str, Assignment]:
-        trained = [variable for variable in variables if self.slices.trains(variable)]
+        trained = [variable for variable in variables if variable in self.slices.updated]
         if not self.holds(trained):
             self._take_from_servers(trained)
         found = self.differences(trained)
@@ -398,8 +398,9 @@ class AsyncSender:
             values, memory, message = self._staged.take_out()
             self._pending.write(values, message)
             self._buffers.give_back(self.received.replace(values, memory))
+            held = self._slices.held_back_slices()
             for name, value in values.items():
-                if self._slices.variable(name) not in self._slices.held_back:
+                if name not in held:
                     self._slices.write(name, value)
         self._slices.flush_buffers()
 

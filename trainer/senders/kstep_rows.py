@@ -136,7 +136,8 @@ class GeoRows:
         served = self._pull(asked) if served is None else served
         rows = torch.empty((len(ids), self._dim), dtype=self._dtype)
         rows[torch.from_numpy(~fresh)] = self._refresh(asked.numpy(), slots[~fresh], served)
-        rows[torch.from_numpy(fresh)] = self._rows(wanted[fresh])
+        if fresh.any():
+            rows[torch.from_numpy(fresh)] = self._rows(wanted[fresh])
         return rows
 
     def _fresh(self, slots: Array) -> Array:

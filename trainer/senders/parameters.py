@@ -201,6 +201,8 @@ class ParameterSlices:
         held_back: as given.
         names: of the slices that servers update, in the order of the plan.
         servers: by slice, the index of the server that holds it.
+        updated: names of the variables that servers update; others they only hold.
+        compresses: whether gradients of some slice travel in another form than their own.
     """
 
     def __init__(
@@ -225,6 +227,8 @@ class ParameterSlices:
             if placement.group is not None
             for slice_ in placement.slices
         ]
+        self.updated = frozenset(p.name for p in placements if p.group is not None)
+        self.compresses = any(placement.compression for placement in placements)
         self.servers = {name: slice_.server for name, (_, slice_) in self._owners.items()}
         self._order = {
             server: [name for name in self.names if self.servers[name] == server]
@@ -238,11 +242,6 @@ class ParameterSlices:
 
     def __contains__(self, name: str) -> bool:
         return name in self._owners
-
-    @property
-    def compresses(self) -> bool:
-        """Whether gradients of some slice travel in another form than their own."""
-        return any(placement.compression for placement in self._placements)
 
     @property
     def trained(self) -> list[str]:
@@ -279,9 +278,12 @@ class ParameterSlices:
         """The variable that a slice belongs to; the name of a variable is returned as it is."""
         return self._owners[name][0].name if name in self._owners else name
 
-    def trains(self, variable: str) -> bool:
-        """Whether servers update a variable; otherwise they only hold it."""
-        return self._by_variable[variable].group is not None
+    def held_back_slices(self) -> AbstractSet[str]:
+        """The names of the variables that are held back, and of their slices."""
+        if not self.held_back:
+            return self.held_back
+        own = [name for name in self.held_back if name in self._by_variable]
+        return self.held_back | set(self.slices_of(own))
 
     def slices_of(self, variables: Iterable[str]) -> list[str]:
         """The slices of these variables."""

@@ -115,7 +115,7 @@ class ReceivedCopies:
 
     def holds(self, variables: Iterable[str]) -> bool:
         """Whether it has the last received values of all of these variables."""
-        return all(name in self._values for name in self.slices.slices_of(variables))
+        return self._values.keys() >= set(self.slices.slices_of(variables))
 
     def copy(self, variables: Iterable[str]) -> None:
         """Notes the variables' present values."""
@@ -142,19 +142,16 @@ class ReceivedCopies:
             The memory of earlier values, by the same names, which is free now; and the memory of
             values for variables that are held back.
         """
+        held = self.slices.held_back_slices()
         free: dict[str, Tensor] = {}
         for key, tensor in memory.items():
-            if self.slices.variable(key) in self.slices.held_back:
+            if key in held:
                 free[key] = tensor
                 continue
             if key in self._memory:
                 free[key] = self._memory[key]
             self._memory[key] = tensor
-        self._values.update(
-            (name, value)
-            for name, value in values.items()
-            if self.slices.variable(name) not in self.slices.held_back
-        )
+        self._values.update({name: each for name, each in values.items() if name not in held})
         return free
 
     def forget(self) -> None:
@@ -191,7 +188,8 @@ def difference(now: Tensor, before: Tensor) -> Assignment | None:
         Copies of the elements that differ, or of the whole slice if more than half of it differs.
     """
     integers = _INTEGERS[now.itemsize]
-    mine, theirs = (tensor.detach().reshape(-1).view(integers) for tensor in (now, before))
+    mine, theirs = now.detach().reshape(-1), before.detach().reshape(-1)
+    mine, theirs = mine.view(integers), theirs.view(integers)
     if torch.equal(mine, theirs):
         return None
     unlike = mine != theirs
@@ -564,6 +562,8 @@ class RequestPipeline:
         self, gradients: Mapping[str, torch.Tensor], changes: Mapping[str, torch.Tensor]
     ) -> dict[str, list[tuple[str, torch.Tensor]]]:
         """Encodes gradients, by slice, and checks each."""
+        if not (self.checks.measures or self._slices.compresses):
+            return {name: [(name, gradient)] for name, gradient in gradients.items()}
         return {
             name: self.checks.look(
                 name, list(self._slices.encoded(name, gradient)), changes.get(name)

@@ -517,8 +517,8 @@ class ExternalWrites:
 
     def _received_names(self, lane: int) -> list[str]:
         """The variables of a lane that receive values after a step."""
-        received = self._lanes[lane].received
-        return [name for name in self._all_names(lane) if received.slices.trains(name)]
+        updated = self._lanes[lane].received.slices.updated
+        return [name for name in self._all_names(lane) if name in updated]
 
     def _note(self, numbers: Iterable[int]) -> None:
         listed = list(numbers)
