@@ -154,8 +154,8 @@ The threads of ``pserver web``: one asks each server, one takes what all have sa
 accepts browsers, of which each connection has a thread; an act of an operator has one, too.  Its
 locks: Collector's, and under it none; that of Actions, which is held while an act runs.
 
-The threads of an actor on Ray: two for its process, or one for its function and one for what that
-prints; and those of Ray.
+The threads of an actor on Ray: two for its process; and those of Ray, of which one calls its
+function.
 
 The threads of a trainer's end, for each server: one heartbeat, and an outbox and an inbox for each
 channel.

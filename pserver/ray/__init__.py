@@ -2,7 +2,7 @@
 
 In reading order::
 
-    driver  the actors of an attempt, and their events
+    driver  the actors of an attempt, and their answers
     actor   one server or trainer, on its node
 
 ::
@@ -14,12 +14,13 @@ In reading order::
 
 A server is ``pserver serve`` and a script is a Python process, both children of their actors, as
 they are of ``pserver launch``: Ray's threads, its gRPC and its allocator stay out of them, and each
-has an exit status, signals and output of its own.  A function trains in its actor's process, for
-Ray alone can bring it there.
+has an exit status and signals of its own.  A function trains in its actor's process, for Ray alone
+can bring it there.
 
-What goes through Ray is small and is answered inline: addresses, public keys and certificates, the
-job's secret, lines of output, exit statuses, and what functions return.  Tensors go from trainers
-to servers, as in every job, and the object store stays empty.
+Ray does the rest: it places actors and watches them, repairs the placement group, shows the output
+of all processes in the driver and keeps it, and carries functions and their values.  Each process
+is one call to its actor, which is answered when the process has ended.  Tensors go from trainers to
+servers, as in every job: the object store is empty, unless a function or its value is large.
 
 Nothing here imports Ray before ``run`` is called.
 

@@ -1,4 +1,13 @@
-"""One server or trainer on its node: the class of the actor, its orders, and its news."""
+"""One server or trainer on its node: the three classes that Ray makes actors of, and their orders.
+
+::
+
+    ServerActor    pserver serve, a child process
+    ScriptActor    a trainer's script, a child process
+    FunctionActor  a trainer's function, in the actor's own process
+
+What they print goes to the actor's standard output, which Ray shows and keeps.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +17,20 @@ import signal
 import sys
 import threading
 import traceback
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from pserver.config import MOST_JOB_NAME, check_seconds, refuse_url
 from pserver.errors import JobFailed, Lost
 from pserver.extras import extra
 from pserver.launcher.launch import SERVE
-from pserver.launcher.processes import ChildProcess, Group, Terminal
+from pserver.launcher.processes import ChildProcess, Group, Terminal, killer
 from pserver.launcher.started_processes import READY
 from pserver.security import tokens
 from pserver.security.keys import (
@@ -38,57 +44,7 @@ from pserver.security.keys import (
     write_private,
 )
 from pserver.security.tokens import Role, Secret
-from pserver.side_business import SideBusiness
 from pserver.timeouts import KILL_SECONDS
-
-# ---- captured output ----
-#
-# The output of a function that trains in the actor's own process.
-
-
-DRAIN_SECONDS = 1.0  # a process that the function has started may hold the pipe open for longer
-
-
-@contextmanager
-def captured_output(say: Callable[[str], None]) -> Iterator[None]:
-    """Turns this process's output on its descriptors 1 and 2 into lines while the block runs.
-
-    Args:
-        say: called for each line, in a thread of its own.
-    """
-    reads, writes = os.pipe()
-    kept = os.dup(1), os.dup(2)
-    reader = threading.Thread(target=_read, args=(reads, say), name="output", daemon=True)
-    _flush()
-    os.dup2(writes, 1)
-    os.dup2(writes, 2)
-    os.close(writes)
-    reader.start()
-    try:
-        yield
-    finally:
-        _flush()
-        for number, descriptor in zip((1, 2), kept, strict=True):
-            os.dup2(descriptor, number)
-            os.close(descriptor)
-        reader.join(DRAIN_SECONDS)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-
-
-def _read(descriptor: int, say: Callable[[str], None]) -> None:
-    with os.fdopen(descriptor, encoding="utf-8", errors="replace", newline="\n") as lines:
-        saying = SideBusiness("what this process prints")
-        for line in lines:
-            saying.do(partial(say, line.rstrip("\n").rpartition("\r")[2]))
-
-
-# ---- installed ----
-#
-# Ray, if it is installed.
 
 
 def ray_library() -> Any:
@@ -99,31 +55,44 @@ def ray_library() -> Any:
     """
     with extra("ray", "pserver.ray.run needs Ray"):
         import ray
-        import ray.cloudpickle
         import ray.exceptions
         import ray.util.placement_group
         import ray.util.scheduling_strategies
     return ray
 
 
-# ---- news ----
+# ---- orders ----
 #
-# What an actor says of its process.
+# What an actor gets and gives, besides a function.
 
 
 @dataclass(frozen=True)
 class ActorPlace:
-    """The place of an actor.
-
-    Attributes:
-        address: of its node, as other nodes reach it.
-        node: the hexadecimal digits by which Ray names it.
-        public_key: of the key that the actor has made for its process, as PEM.
+    """The place of an actor: the address of its node, as other nodes reach it, and the public half
+    of the key that the actor has made for its process, as PEM.
     """
 
     address: str
-    node: str
     public_key: bytes
+
+
+@dataclass(frozen=True)
+class StartRequest:
+    """The start of a server or trainer.
+
+    Attributes:
+        variables: its environment besides the node's.
+        credentials: see :meth:`JobKeys.credentials`.
+        arguments: of ``pserver serve``, or of the script.
+        folder: the driver's working directory, for a trainer.
+        script: the path of the trainer's script as the driver knows it; "": there is none.
+    """
+
+    variables: dict[str, str]
+    credentials: dict[str, bytes] = field(repr=False)
+    arguments: tuple[str, ...] = ()
+    folder: str = ""
+    script: str = ""
 
 
 @dataclass(frozen=True)
@@ -131,76 +100,33 @@ class ProcessEnd:
     """The end of a process.
 
     Attributes:
-        status: its exit status, or 128 + the signal that killed it.
-        tail: its last lines; from its last traceback on, where there is one.
-        told: its line about the error by which another process has ended it; "" where there is
-            none.
-        value: what a function has returned.
+        name: "server 0", "trainer 0".
+        node: the address of its node; "": it never had one.
+        status: its exit status, or 128 + the signal that killed it; None: it was lost with its
+            actor.
+        tail: its last lines, from its last traceback on, where there is one; of a function the
+            traceback of its exception.
+        told: its line about the error by which another process has ended it, "": there is none;
+            Ray's words about an actor that is lost.
+        value: returned by a function.
     """
 
-    status: int
+    name: str
+    node: str
+    status: int | None
     tail: tuple[str, ...] = ()
     told: str = ""
     value: Any = None
 
-
-@dataclass(frozen=True)
-class ActorEvents:
-    """The events since an actor was last asked.
-
-    Attributes:
-        lines: of output.
-        left_out: lines that came faster than they were fetched, and are lost.
-        endpoint: of a server that is ready; "" until then.
-        ended: None while the process runs.
-    """
-
-    lines: tuple[str, ...] = ()
-    left_out: int = 0
-    endpoint: str = ""
-    ended: ProcessEnd | None = None
-
-
-# ---- order ----
-#
-# The orders of an actor: the part of its process in the job.
-
-
-@dataclass(frozen=True)
-class Credentials:
-    """The credentials of a process; the actor writes them into files of its own.
-
-    Attributes:
-        token: of the job's secret, as a token file holds it.
-        files: by name, what stands in the folder of keys besides the private key, which the actor
-            has made itself; empty: the job has no keys.
-    """
-
-    token: str = field(repr=False)
-    files: dict[str, bytes] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class StartRequest:
-    """The start of a server, or of a trainer's script.
-
-    Attributes:
-        variables: its environment besides the node's.
-        credentials: its own.
-        flags: of ``pserver serve``, for a server.
-        script: the path of the trainer's script as the driver knows it; "" where there is none.
-        near: the same path from the driver's working directory, for nodes that have a copy of it.
-        folder: the driver's working directory.
-        arguments: the script's.
-    """
-
-    variables: dict[str, str]
-    credentials: Credentials
-    flags: tuple[str, ...] = ()
-    script: str = ""
-    near: str = ""
-    folder: str = ""
-    arguments: tuple[str, ...] = ()
+    def __str__(self) -> str:
+        """One sentence, without the last lines."""
+        where = f"{self.name} on node {self.node}" if self.node else self.name
+        if self.status is None:
+            return f"{where} was lost: {self.told}"
+        signalled = killer(self.status)
+        by = f" (killed by {signalled.name})" if signalled else ""
+        said = f", reported by others: {self.told}" if self.told else ""
+        return f"{where} failed with status {self.status}{by}{said}"
 
 
 # ---- node keys ----
@@ -239,26 +165,25 @@ class JobKeys:
         """The host on which a server listens, on a node of this address."""
         return LOOPBACK if self._local else address
 
-    def credentials(self, kind: str, address: str, public_key: bytes) -> Credentials:
-        """The credentials of a process.
+    def credentials(self, kind: str, place: ActorPlace) -> dict[str, bytes]:
+        """The files of a process, by path, besides its private key: its token, and keys, if the job
+        has some.
 
         Args:
             kind: "server" or "trainer".
-            public_key: of the key that its actor has made, as PEM.
         """
         role = Role.OPERATOR if kind == "server" else Role.TRAINER
-        token = self._secret.of(role).text
+        token = {f"{kind}.token": self._secret.of(role).text.encode()}
         if self._authority is None:
-            return Credentials(token)
-        key = serialization.load_pem_public_key(public_key)
+            return token
+        key = serialization.load_pem_public_key(place.public_key)
         assert isinstance(key, ec.EllipticCurvePublicKey), "as the actor makes it"
-        signed = self._authority.issue(key, kind, (address,), self._now)
-        files = {
-            f"{kind}.pem": certificate_bytes(signed),
-            AUTHORITY_FILE: certificate_bytes(self._authority.certificate),
-            REVOKED: self._authority.revocations((), self._now),
+        signed = self._authority.issue(key, kind, (place.address,), self._now)
+        return token | {
+            f"keys/{kind}.pem": certificate_bytes(signed),
+            f"keys/{AUTHORITY_FILE}": certificate_bytes(self._authority.certificate),
+            f"keys/{REVOKED}": self._authority.revocations((), self._now),
         }
-        return Credentials(token, files)
 
 
 def public_bytes(key: PrivateKey) -> bytes:
@@ -268,9 +193,9 @@ def public_bytes(key: PrivateKey) -> bytes:
 
 
 def write_credentials(
-    folder: Path, kind: str, credentials: Credentials, key: PrivateKey
+    folder: Path, kind: str, credentials: Mapping[str, bytes], key: PrivateKey
 ) -> dict[str, str]:
-    """Writes what a process has into files that only this user can read.
+    """Writes a process's credentials into files that only this user can read.
 
     Args:
         folder: the process's own.
@@ -278,236 +203,18 @@ def write_credentials(
     Returns:
         The variables that name them.
     """
-    token = folder / f"{kind}.token"
-    tokens.write(token, Secret.parse(credentials.token))
-    variables = {"PSERVER_TOKEN_FILE": str(token)}
-    if credentials.files:
-        keys = folder / "keys"
-        write_private(keys / f"{kind}.key", key_bytes(key))
-        for name, content in credentials.files.items():
-            write_private(keys / name, content)
-        variables[KEYS] = str(keys)
+    for name, content in credentials.items():
+        write_private(folder / name, content)
+    variables = {"PSERVER_TOKEN_FILE": str(folder / f"{kind}.token")}
+    if len(credentials) > 1:
+        write_private(folder / f"keys/{kind}.key", key_bytes(key))
+        variables[KEYS] = str(folder / "keys")
     return variables
 
 
-# ---- request ----
+# ---- a node ----
 #
-# The arguments of ``run``, and their checks.
-
-
-STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
-MOST_PROCESSES = 65536
-# The settings of a process that follow from its place in the job, or from the actor that starts it.
-OUR_SETTINGS = (
-    "TRAINING_ROLE",
-    "PSERVER_ENDPOINTS",
-    "TRAINERS",
-    "TRAINER_ID",
-    "CURRENT_ENDPOINT",
-    "PSERVER_TOKEN_FILE",
-    "PSERVER_METRICS",
-)
-FLAGS_OF_OURS = ("--endpoint", "--once", "--keys", "--insecure", "--metrics", "--keep-failed")
-Target = str | os.PathLike[str] | Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class JobRequest:
-    """A job, as :func:`pserver.ray.run` has been asked for it; see there for each field.
-
-    Raises:
-        TypeError: a field is of another type.
-        ValueError: there is no such script, or a field is out of its range or has no effect; one
-            sentence.
-    """
-
-    target: Target
-    servers: int = 1
-    trainers: int = 1
-    arguments: Sequence[Any] = ()
-    server_resources: Mapping[str, float] | None = None
-    trainer_resources: Mapping[str, float] | None = None
-    max_restarts: int = 0
-    environment: Mapping[str, str] | None = None
-    server_flags: Sequence[str] = ()
-    strategy: str = "PACK"
-    start_timeout: float = 300.0
-    log_dir: str | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("servers", "trainers"):
-            _check_whole(name, getattr(self, name), 1, MOST_PROCESSES)
-        _check_whole("max_restarts", self.max_restarts, 0, MOST_PROCESSES)
-        if self.strategy not in STRATEGIES:
-            raise ValueError(
-                f"strategy: expected one of {', '.join(STRATEGIES)}, got {self.strategy!r}"
-            )
-        check_seconds("start_timeout", self.start_timeout)
-        if self.log_dir is not None:
-            refuse_url("log_dir", self.log_dir)
-        self._check_target()
-        self._check_words()
-        for name in ("server_resources", "trainer_resources"):
-            _check_resources(name, getattr(self, name))
-
-    @property
-    def is_function(self) -> bool:
-        """Whether a trainer calls a function; otherwise it runs a script."""
-        return callable(self.target)
-
-    @property
-    def script(self) -> str:
-        """The path of the script, as it was given.
-
-        Raises:
-            TypeError: the target is a function.
-        """
-        if not isinstance(self.target, str | os.PathLike):
-            raise TypeError(f"expected a script, got {self.target!r}")
-        return os.fspath(self.target)
-
-    @property
-    def name(self) -> str:
-        """The job's name in metrics."""
-        if self.is_function:
-            return getattr(self.target, "__name__", "function")[:MOST_JOB_NAME]
-        return Path(self.script).stem[:MOST_JOB_NAME]
-
-    def resources(self, kind: str) -> dict[str, float]:
-        """The resources of each process of a kind: "CPU", "GPU", "memory" (bytes), or others.
-
-        Args:
-            kind: "server" or "trainer".
-        """
-        given = self.server_resources if kind == "server" else self.trainer_resources
-        return {"CPU": 1, **(given or {})}
-
-    def processes(self) -> list[tuple[str, int]]:
-        """The kind and the number of each process: servers first."""
-        counts = (("server", self.servers), ("trainer", self.trainers))
-        return [(kind, number) for kind, count in counts for number in range(count)]
-
-    def _check_target(self) -> None:
-        if self.is_function:
-            return
-        if not isinstance(self.target, str | os.PathLike):
-            raise TypeError(
-                f"target: expected the path of a script or a function, got {self.target!r}"
-            )
-        if not Path(self.script).is_file():
-            raise ValueError(f"target: expected a script, and there is no file {self.script!r}")
-        for argument in self.arguments:
-            if not isinstance(argument, str):
-                raise TypeError(f"arguments: a script's are texts, got {argument!r}")
-
-    def _check_words(self) -> None:
-        """The flags and variables that the user adds."""
-        for name in ("arguments", "server_flags"):
-            if isinstance(getattr(self, name), str):
-                raise TypeError(f"{name}: expected a list, got the text {getattr(self, name)!r}")
-        for flag in self.server_flags:
-            if flag.partition("=")[0] in FLAGS_OF_OURS:
-                raise ValueError(f"server_flags: {flag} is not for the user to say here")
-        for variable, value in (self.environment or {}).items():
-            if not isinstance(value, str):
-                raise TypeError(f"environment: expected a text for {variable}, got {value!r}")
-            if variable in OUR_SETTINGS:
-                raise ValueError(f"environment: {variable} follows from the job's place on Ray")
-
-
-def _check_whole(name: str, value: Any, least: int, most: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name}: expected a whole number, got {value!r}")
-    if not least <= value <= most:
-        raise ValueError(f"{name}: expected {least} to {most}, got {value}")
-
-
-def _check_resources(name: str, resources: Mapping[str, float] | None) -> None:
-    for resource, amount in (resources or {}).items():
-        number = isinstance(amount, int | float) and not isinstance(amount, bool)
-        if not number or not 0 <= amount < float("inf"):
-            raise ValueError(f"{name}: expected 0 or more of {resource}, got {amount!r}")
-    if resources is not None and not sum({"CPU": 1, **resources}.values()) > 0:
-        raise ValueError(f"{name}: expected something above 0, got {dict(resources)}")
-
-
-# ---- spoken lines ----
-#
-# The news of a process, until they are fetched.
-
-
-MOST_KEPT = 20_000  # unfetched lines
-MOST_BYTES = 32_768  # of lines in one answer: Ray gives answers of up to 100 KB inline
-
-
-class LogLines:
-    """The news of one process.  Any thread may call it.
-
-    Example::
-
-        lines = LogLines()
-        lines.add("loss 0.5")
-        lines.fetch(1.0)  # ActorEvents(lines=("loss 0.5",), ...)
-    """
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()  # guards all below
-        self._lines = deque[str]()
-        self._left_out = 0
-        self._endpoint = ""
-        self._told_endpoint = False
-        self._ended: ProcessEnd | None = None
-
-    def add(self, line: str) -> None:
-        """Adds a line of the process."""
-        with self._changed:
-            if len(self._lines) >= MOST_KEPT:
-                self._lines.popleft()
-                self._left_out += 1
-            self._lines.append(line)
-            self._changed.notify_all()
-
-    def ready(self, endpoint: str) -> None:
-        """Notes the endpoint at which the server listens."""
-        with self._changed:
-            self._endpoint = endpoint
-            self._changed.notify_all()
-
-    def end(self, ended: ProcessEnd) -> None:
-        """Notes the end of the process, after its last line."""
-        with self._changed:
-            self._ended = ended
-            self._changed.notify_all()
-
-    def wait_for_end(self, seconds: float) -> bool:
-        """Whether the process has ended; waits for it."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._ended is not None, seconds)
-
-    def fetch(self, seconds: float) -> ActorEvents:
-        """The news that has not been fetched yet; waits until there is some, or the time is over.
-
-        The end of the process is reported once all of its lines are fetched.
-        """
-        with self._changed:
-            self._changed.wait_for(self._is_news, seconds)
-            lines, size = list[str](), 0
-            while self._lines and size < MOST_BYTES:
-                lines.append(self._lines.popleft()[:MOST_BYTES])
-                size += len(lines[-1].encode())
-            left_out, self._left_out = self._left_out, 0
-            self._told_endpoint = bool(self._endpoint)
-            ended = None if self._lines else self._ended
-            return ActorEvents(tuple(lines), left_out, self._endpoint, ended)
-
-    def _is_news(self) -> bool:
-        new_endpoint = bool(self._endpoint) and not self._told_endpoint
-        return bool(self._lines) or new_endpoint or self._ended is not None
-
-
-# ---- variables ----
-#
-# The environment variables of the processes of a job on Ray.
+# The environment variables of a node, and its copy of the script.
 
 
 OUR_VARIABLES = re.compile(r"PSERVER_\w+")
@@ -526,32 +233,6 @@ DROPPED = (
 )
 
 
-def own_variables(
-    request: JobRequest, kind: str, number: int, endpoints: Sequence[str] = ()
-) -> dict[str, str]:
-    """The variables of a process, besides those of its node.
-
-    Args:
-        kind: "server" or "trainer".
-        endpoints: of all servers, for a trainer.
-    """
-    threads = str(max(1, int(request.resources(kind)["CPU"])))
-    role = {
-        "TRAINING_ROLE": "TRAINER",
-        "PSERVER_ENDPOINTS": ",".join(endpoints),
-        "TRAINERS": str(request.trainers),
-        "TRAINER_ID": str(number),
-    }
-    return {
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "PYTHONUNBUFFERED": "1",
-        "PSERVER_JOB": request.name,
-        **(request.environment or {}),
-        **(role if kind == "trainer" else {}),
-    }
-
-
 def without_other_jobs(environ: Mapping[str, str]) -> dict[str, str]:
     """A node's environment without variables that would give a process another role.
 
@@ -565,187 +246,186 @@ def without_other_jobs(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-# ---- role actor ----
-#
-# One server or trainer, on its node: the class that Ray makes an actor of.
+def script_here(order: StartRequest) -> str:
+    """The script's path on this node: the driver's, or the same from the working directory.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    near = os.path.relpath(order.script, order.folder)
+    for path in (order.script, os.path.abspath(near)):
+        if os.path.isfile(path):
+            return path
+    raise FileNotFoundError(
+        f"expected the script {order.script} on this node, or {near} in {os.getcwd()}, found "
+        "neither: put it where all nodes see it, or give Ray its folder as working_dir"
+    )
 
 
-MOST_RESULT = 32_768  # bytes of what a function returns: Ray gives answers of up to 100 KB inline
-MOST_TAIL, MOST_TAIL_LINE = 40, 500  # lines, and characters of each
+# ---- actors ----
 
 
 class RoleActor:
-    """A process of a job, as the driver sees it.
+    """A server or trainer of one attempt at a job, as the driver sees it.
 
-    It serves one attempt: the driver ends it, and Ray places another one for the next attempt.
     Several of its methods run at once, in threads of Ray's.
 
     Args:
-        kind: "server" or "trainer".
         number: of the process among its kind.
+
+    Attributes:
+        kind: "server" or "trainer".
     """
 
-    def __init__(self, kind: str, number: int) -> None:
-        self._kind, self.name = kind, f"{kind} {number}"
+    kind = ""
+
+    def __init__(self, number: int) -> None:
+        self._name, self._address = f"{self.kind} {number}", ""
         self._key = new_key()
-        self._spoken = LogLines()
-        self._stack = ExitStack()  # what is undone when the process has ended
-        self._process: ChildProcess | None = None
+        self._stack = ExitStack()  # undone when the process has ended
 
     def __repr__(self) -> str:
-        """Its name in Ray's own lines."""
-        return self.name
+        """Its name, which Ray shows before each of its lines."""
+        return self._name
 
     def place(self) -> ActorPlace:
         """Its place."""
-        ray = ray_library()
-        node = ray.get_runtime_context().get_node_id()
-        return ActorPlace(ray.util.get_node_ip_address(), node, public_bytes(self._key))
+        self._address = ray_library().util.get_node_ip_address()
+        return ActorPlace(self._address, public_bytes(self._key))
 
-    def start(self, order: StartRequest) -> None:
-        """Starts the server, or the trainer's script.
-
-        Raises:
-            FileNotFoundError: this node has no such script.
-        """
-        environment = self._prepare(order)
-        if self._kind == "server":
-            command = [*SERVE, "--once", *order.flags]
-        else:
-            command = [sys.executable, script_here(order), *order.arguments]
-        group = self._stack.enter_context(Group())
-        nowhere = self._stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-        self._process = ChildProcess(
-            self.name,
-            command,
-            environment,
-            Path(os.devnull),  # the driver gets the lines
-            0,
-            group,
-            Terminal(nowhere, 0),
-            line=self._take,
-            ended=self._end,
-        )
-
-    def prepare(self, order: StartRequest) -> None:
-        """Gives this process the environment of a trainer, before its function arrives: the
-        function imports torch, and other modules that read the environment once.
-        """
-        environment = self._prepare(order)
-        for name in set(os.environ) - set(environment):
-            del os.environ[name]
-        os.environ.update(environment)
-
-    def train(self, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
-        """Begins to call the trainer's function, in a thread of its own."""
-        threading.Thread(
-            target=self._call, args=(function, arguments), name="trainer", daemon=True
-        ).start()
-
-    def events(self, seconds: float) -> ActorEvents:
-        """The events since the last call; waits until there is one, or the time is over."""
-        return self._spoken.fetch(seconds)
-
-    def stop(self, number: int) -> None:
-        """Asks the process to end, kills it after a grace, and returns when it is gone.
-
-        A function keeps running: the driver ends the actor, and with it the function.
-        """
-        process = self._process
-        if process is not None and process.status is None:
-            process.stop(number)
-            if not self._spoken.wait_for_end(KILL_SECONDS):
-                process.stop(signal.SIGKILL)
-                self._spoken.wait_for_end(KILL_SECONDS)
-        self._stack.close()
-
-    # ---- the process ----
+    def stop(self) -> None:
+        """Ends a child process, and returns when it is gone."""
 
     def _prepare(self, order: StartRequest) -> dict[str, str]:
         """Writes the credentials; returns the whole environment of the process."""
         inherited = without_other_jobs(os.environ)
         held = tokens.LockedFiles(tokens.folder(os.environ))
         self._stack.callback(held.remove)
-        named = write_credentials(held.directory(), self._kind, order.credentials, self._key)
+        named = write_credentials(held.directory(), self.kind, order.credentials, self._key)
         if os.path.isdir(order.folder):
             os.chdir(order.folder)
         return {**inherited, **order.variables, **named}
 
+    def _ended(
+        self, status: int, tail: Sequence[str], told: str = "", value: Any = None
+    ) -> ProcessEnd:
+        return ProcessEnd(self._name, self._address, status, tuple(tail), told, value)
+
+
+class ProcessActor(RoleActor):
+    """An actor with a child process."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self._process: ChildProcess | None = None
+        self._endpoint = ""
+        self._ready, self._over = threading.Event(), threading.Event()
+
+    def wait(self) -> ProcessEnd:
+        """The end of the process; returns when it has ended."""
+        self._over.wait()
+        process = self._process
+        assert process is not None and process.status is not None, "it has ended"
+        return self._ended(process.status, process.tail, process.reported_error)
+
+    def stop(self) -> None:
+        """Ends the process by SIGTERM, or by SIGKILL after a grace; returns when it is gone."""
+        if self._process is not None:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                self._process.stop(number)
+                if self._over.wait(KILL_SECONDS):
+                    break
+        self._stack.close()
+
+    def _begin(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._process = ChildProcess(
+            self._name,
+            command,
+            environment,
+            Path(os.devnull),  # Ray has a file of the actor's lines
+            0,
+            self._stack.enter_context(Group()),
+            Terminal(self._stack.enter_context(open(os.devnull, "w", encoding="utf-8")), 0),
+            line=self._take,
+            ended=self._end,
+        )
+
     def _take(self, process: ChildProcess, line: str) -> None:
-        self._spoken.add(line)
-        if self._kind == "server" and (match := READY.search(line)):
-            self._spoken.ready(match[1])
+        if not self._endpoint and (match := READY.search(line)):
+            self._endpoint = match[1]
+            self._ready.set()
+        os.write(1, f"{line}\n".encode())
 
     def _end(self, process: ChildProcess) -> None:
-        assert process.status is not None, "it has ended"
-        self._spoken.end(
-            ProcessEnd(process.status, _shortened(process.tail), process.reported_error)
-        )
-
-    # ---- a function in this process ----
-
-    def _call(self, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
-        lines: list[str] = []
-
-        def say(line: str) -> None:
-            lines.append(line)
-            del lines[:-MOST_TAIL]
-            self._spoken.add(line)
-
-        with captured_output(say):
-            ended = _called(function, arguments)
-        tail = _shortened(lines) if ended.status and not ended.tail else ended.tail
-        self._stack.close()
-        self._spoken.end(ProcessEnd(ended.status, tail, ended.told, ended.value))
+        self._over.set()
+        self._ready.set()
 
 
-def _called(function: Callable[..., Any], arguments: Sequence[Any]) -> ProcessEnd:
-    """Calls a function, as a script would have been run.  What it raises is printed."""
-    try:
-        value = function(*arguments)
-        _check_result(value)
-        return ProcessEnd(0, value=value)
-    except SystemExit as error:
-        if error.code is None or isinstance(error.code, int):
-            return ProcessEnd((error.code or 0) & 0xFF)
-        print(error.code, file=sys.stderr)
-        return ProcessEnd(1)
-    except BaseException as error:
-        text = traceback.format_exc()
-        print(text, end="", file=sys.stderr)
-        told = str(error) if isinstance(error, JobFailed | Lost) else ""
-        return ProcessEnd(1, _shortened(text.splitlines()), told)
+class ServerActor(ProcessActor):
+    """An actor with a server."""
+
+    kind = "server"
+
+    def start(self, order: StartRequest) -> str:
+        """Starts the server; returns its endpoint when it is ready.
+
+        Raises:
+            RuntimeError: it has ended before.
+        """
+        self._begin([*SERVE, "--once", *order.arguments], self._prepare(order))
+        self._ready.wait()
+        if not self._endpoint:
+            raise RuntimeError(f"expected {self._name} to be ready, and it has ended")
+        return self._endpoint
 
 
-def _check_result(value: Any) -> None:
-    """Returns if a result is small enough for Ray.
+class ScriptActor(ProcessActor):
+    """An actor with a trainer that runs a script."""
 
-    Raises:
-        ValueError: it is not.
+    kind = "trainer"
+
+    def start(self, order: StartRequest) -> str:
+        """Starts the script; returns "".
+
+        Raises:
+            FileNotFoundError: this node has no such script.
+        """
+        environment = self._prepare(order)  # in the folder from which the script may be found
+        self._begin([sys.executable, script_here(order), *order.arguments], environment)
+        return ""
+
+
+class FunctionActor(RoleActor):
+    """An actor that is a trainer, and calls a function.
+
+    The driver kills the actor, and with it the function.
     """
-    size = len(ray_library().cloudpickle.dumps(value))
-    if size > MOST_RESULT:
-        raise ValueError(
-            f"expected a function that returns at most {MOST_RESULT} bytes, got {size} bytes of "
-            f"{type(value).__name__}: Ray carries small results; a model goes into a file, by "
-            "fleet.save or fleet.export"
-        )
 
+    kind = "trainer"
 
-def script_here(order: StartRequest) -> str:
-    """The script's path on this node.
+    def start(self, order: StartRequest) -> str:
+        """Gives this process the environment of a trainer; returns "".
 
-    Raises:
-        FileNotFoundError: there is none.
-    """
-    for path in (order.script, os.path.abspath(order.near)):
-        if os.path.isfile(path):
-            return path
-    raise FileNotFoundError(
-        f"expected the script {order.script} on this node, or {order.near} in {os.getcwd()}, found "
-        "neither: put it where all nodes see it, or give Ray its folder as working_dir"
-    )
+        The function comes later: it brings torch, and other modules that read the environment once.
+        """
+        environment = self._prepare(order)
+        for name in set(os.environ) - set(environment):
+            del os.environ[name]
+        os.environ.update(environment)
+        return ""
 
-
-def _shortened(lines: Sequence[str]) -> tuple[str, ...]:
-    return tuple(line[:MOST_TAIL_LINE] for line in lines[-MOST_TAIL:])
+    def call(self, function: Callable[..., Any], arguments: Sequence[Any]) -> ProcessEnd:
+        """Calls the function; its end is that of a script, and its exception is printed."""
+        with self._stack:
+            try:
+                return self._ended(0, (), value=function(*arguments))
+            except SystemExit as error:  # Ray would end the actor
+                if error.code is None or isinstance(error.code, int):
+                    return self._ended((error.code or 0) & 0xFF, ())
+                print(error.code, file=sys.stderr)
+                return self._ended(1, (str(error.code),))
+            except BaseException as error:
+                text = traceback.format_exc()
+                print(text, end="", file=sys.stderr)
+                told = str(error) if isinstance(error, JobFailed | Lost) else ""
+                return self._ended(1, text.splitlines(), told)

@@ -4,88 +4,164 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pserver.launcher.log_file import LogFile
-from pserver.launcher.processes import Terminal
+from pserver.config import MOST_JOB_NAME, check_seconds
+from pserver.launcher.processes import killer
 from pserver.launcher.supervisor import LEAVE_SECONDS, REASON_SECONDS
 from pserver.polling import poll
 from pserver.ray.actor import (
     ActorPlace,
-    Credentials,
+    FunctionActor,
     JobKeys,
-    JobRequest,
     ProcessEnd,
-    RoleActor,
+    ScriptActor,
+    ServerActor,
     StartRequest,
-    Target,
-    own_variables,
     ray_library,
 )
 from pserver.running_clock import RUNNING
 from pserver.timeouts import KILL_SECONDS
 from pserver.transport.endpoint import spell
 
-# ---- failures ----
+log = logging.getLogger(__name__)
+
+# ---- request ----
 #
-# The process that is the cause of a failure, and the error about it.
+# The arguments of ``run``, and their checks.  Ray checks those that it gets.
+
+
+# The settings of a process that follow from its place in the job, or from the actor that starts it.
+OUR_SETTINGS = (
+    "TRAINING_ROLE",
+    "PSERVER_ENDPOINTS",
+    "TRAINERS",
+    "TRAINER_ID",
+    "CURRENT_ENDPOINT",
+    "PSERVER_TOKEN_FILE",
+    "PSERVER_METRICS",
+)
+FLAGS_OF_OURS = ("--endpoint", "--once", "--keys", "--insecure", "--metrics", "--keep-failed")
+Target = str | os.PathLike[str] | Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Failure:
-    """A process that has failed.
+class JobRequest:
+    """A job, as :func:`pserver.ray.run` has been asked for it; see there for each field.
 
     Attributes:
-        kind: "server" or "trainer".
-        number: which of them.
-        node: the address of its node; "" where it never had one.
-        status: its exit status, or 128 + the signal that killed it; None: it was lost with its
-            actor, and is not known.
-        tail: its last lines.
-        told: its line about the error by which another process has ended it; "" where there is
-            none.
-        gone: why its actor is gone, in Ray's words; "" where it is there.
+        resources: by kind, "server" or "trainer".
+
+    Raises:
+        TypeError: a field is of another type.
+        ValueError: there is no such script, or a field is out of its range or has no effect; one
+            sentence.
     """
 
-    kind: str
-    number: int
-    node: str
-    status: int | None
-    tail: tuple[str, ...] = ()
-    told: str = ""
-    gone: str = ""
+    target: Target
+    servers: int
+    trainers: int
+    arguments: Sequence[Any]
+    resources: Mapping[str, Mapping[str, float]]
+    max_restarts: int
+    environment: Mapping[str, str]
+    server_flags: Sequence[str]
+    strategy: str
+    start_timeout: float
+
+    def __post_init__(self) -> None:
+        for name, least in (("servers", 1), ("trainers", 1), ("max_restarts", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"{name}: expected a whole number from {least} on, got {value!r}")
+        for name in ("arguments", "server_flags"):
+            if isinstance(getattr(self, name), str):
+                raise TypeError(f"{name}: expected a list, got the text {getattr(self, name)!r}")
+        check_seconds("start_timeout", self.start_timeout)
+        if self.script and not os.path.isfile(self.script):
+            raise ValueError(f"target: expected a script, and there is no file {self.script!r}")
+        for argument in self.arguments if self.script else ():
+            if not isinstance(argument, str):
+                raise TypeError(f"arguments: a script's are texts, got {argument!r}")
+        for flag in self.server_flags:
+            if flag.partition("=")[0] in FLAGS_OF_OURS:
+                raise ValueError(f"server_flags: {flag} is not for the user to say here")
+        for variable, value in self.environment.items():
+            if not isinstance(value, str):
+                raise TypeError(f"environment: expected a text for {variable}, got {value!r}")
+            if variable in OUR_SETTINGS:
+                raise ValueError(f"environment: {variable} follows from the job's place on Ray")
+        for kind, resources in self.resources.items():
+            for name, amount in resources.items():
+                if not amount > 0:  # Ray takes it
+                    raise ValueError(
+                        f"{kind}_resources: expected 0 or more of {name}, got {amount}"
+                    )
 
     @property
-    def name(self) -> str:
-        """``"trainer 0"``."""
-        return f"{self.kind} {self.number}"
+    def script(self) -> str:
+        """The absolute path of the script; "": the target is a function.
 
-    def __str__(self) -> str:
-        """One sentence, without the last lines."""
-        where = f"{self.name} on node {self.node}" if self.node else self.name
-        if self.status is None:
-            return f"{where} was lost with its actor: {self.gone}"
-        said = f", reported by others: {self.told}" if self.told else ""
-        return f"{where} failed with status {self.status}{_killer(self.status)}{said}"
+        Raises:
+            TypeError: it is neither.
+        """
+        return "" if callable(self.target) else os.path.abspath(self.target)
+
+    @property
+    def processes(self) -> list[tuple[str, int]]:
+        """The kind and the number of each process: servers first."""
+        counts = (("server", self.servers), ("trainer", self.trainers))
+        return [(kind, number) for kind, count in counts for number in range(count)]
+
+    def variables(self, kind: str, number: int, endpoints: Sequence[str] = ()) -> dict[str, str]:
+        """The variables of a process, besides those of its node.
+
+        Args:
+            kind: "server" or "trainer".
+            endpoints: of all servers, for a trainer.
+        """
+        job = Path(self.script).stem or getattr(self.target, "__name__", "function")
+        threads = str(max(1, int(self.resources[kind].get("CPU", 1))))
+        role = {
+            "TRAINING_ROLE": "TRAINER",
+            "PSERVER_ENDPOINTS": ",".join(endpoints),
+            "TRAINERS": str(self.trainers),
+            "TRAINER_ID": str(number),
+        }
+        return {
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+            "PYTHONUNBUFFERED": "1",
+            "PSERVER_JOB": job[:MOST_JOB_NAME],
+            **self.environment,
+            **(role if kind == "trainer" else {}),
+        }
 
 
 class ProcessFailed(RuntimeError):
     """A process of a job on Ray failed, and the job is not started again.
 
     Attributes:
-        failures: the processes that failed by themselves, the likeliest cause first.
+        failures: the ends of the processes that failed by themselves, the likeliest cause first:
+            those lost with their actors, those killed by a signal, those without a report of
+            another's end, then the others; of each trainers, then servers.
         exit_status: of the first one, for ``sys.exit``; 1 where it is not known.
     """
 
-    def __init__(self, failures: Sequence[Failure], restarts: int) -> None:
-        self.failures = by_cause(failures)
+    def __init__(self, failures: Sequence[ProcessEnd], restarts: int) -> None:
+        self.failures = sorted(
+            failures,
+            key=lambda each: (
+                each.status is not None,
+                killer(each.status) is None,
+                bool(each.told),
+                each.name.startswith("server"),
+            ),
+        )
         first = self.failures[0]
         self.exit_status = first.status or 1
         lines = [f"{first}; its last lines:" if first.tail else str(first)]
@@ -96,50 +172,21 @@ class ProcessFailed(RuntimeError):
         super().__init__("\n".join(lines))
 
 
-def by_cause(failures: Sequence[Failure]) -> list[Failure]:
-    """The likeliest cause first: processes that are gone with their actors, those that a signal
-    killed, those that received no report of another's end, then the others; of each trainers, then
-    servers, in the order in which they ended.
-    """
-    return sorted(
-        failures,
-        key=lambda each: (
-            each.status is not None,
-            (each.status or 0) < 128,
-            bool(each.told),
-            each.kind == "server",
-        ),
-    )
-
-
-def _killer(status: int) -> str:
-    """The signal that a status of 128 and more stands for, as part of a sentence."""
-    if status - 128 not in {each.value for each in signal.Signals}:
-        return ""
-    return f" (killed by {signal.Signals(status - 128).name})"
-
-
 # ---- placement ----
 #
 # The placement group of a job: a bundle of resources for each of its processes.
 
 
-WAKE_SECONDS = 1.0  # Ctrl-C is not seen while Ray waits
+WAKE_SECONDS = 1.0  # Ctrl-C is not seen while Ray waits for a group
 
 
 @contextmanager
 def placed(request: JobRequest) -> Iterator[Any]:
-    """A group with the resources of every process, servers first; removed at the end.
-
-    Raises:
-        TimeoutError: the cluster has not had the resources within ``start_timeout``; the message
-            has the request, and what the cluster has.
-    """
+    """A group with a bundle for every process, servers first; removed at the end."""
     ray = ray_library()
-    bundles = [_needed(request, kind) for kind, _ in request.processes()]
+    bundles = [request.resources[kind] for kind, _ in request.processes]
     group = ray.util.placement_group(bundles, strategy=request.strategy)
     try:
-        wait_for(group, request)
         yield group
     finally:
         with suppress(ray.exceptions.RayError):  # the cluster itself is gone
@@ -150,267 +197,42 @@ def wait_for(group: Any, request: JobRequest) -> None:
     """Returns when every bundle has its resources; after a node's end Ray looks for others.
 
     Raises:
-        TimeoutError: see :func:`placed`.
+        TimeoutError: the cluster has not had the resources within ``start_timeout``; the message
+            has the request, and the resources of the cluster.
     """
-    ray = ray_library()
     end = RUNNING() + request.start_timeout
     while (left := end - RUNNING()) > 0:
         if group.wait(min(left, WAKE_SECONDS)):
             return
+    ray = ray_library()
+    asked = " and ".join(
+        f"{count} x {request.resources[kind]} for {kind}s"
+        for kind, count in (("server", request.servers), ("trainer", request.trainers))
+    )
+    there, free = (
+        {name: amount for name, amount in found.items() if ":" not in name and "_group" not in name}
+        for found in (ray.cluster_resources(), ray.available_resources())
+    )
     raise TimeoutError(
         f"expected resources for the job within {request.start_timeout:g} s: {request.strategy} of "
-        f"{_asked(request)}; the cluster has {_amounts(ray.cluster_resources())}, of which "
-        f"{_amounts(ray.available_resources())} is free, on {_nodes(ray)}"
+        f"{asked}; the cluster has {there}, of which {free} is free"
     )
 
 
-def actor_options(request: JobRequest, group: Any, kind: str, bundle: int) -> dict[str, Any]:
-    """Ray's options of an actor: all of its bundle, and no restart by itself.
-
-    Args:
-        kind: "server" or "trainer".
-        bundle: its index in the group.
-    """
+def actor_options(resources: Mapping[str, float], group: Any, bundle: int) -> dict[str, Any]:
+    """Ray's options of an actor: all of its bundle, whose index in the group is given."""
     scheduling = ray_library().util.scheduling_strategies
-    needs = _needed(request, kind)
-    named = {"num_cpus": needs.pop("CPU", 0), "num_gpus": needs.pop("GPU", 0)}
-    memory = {"memory": needs.pop("memory")} if "memory" in needs else {}
+    others = dict(resources)
     return {
-        **named,
-        **memory,
-        "resources": needs,
+        "num_cpus": others.pop("CPU", 0),
+        "num_gpus": others.pop("GPU", 0),
+        "memory": others.pop("memory", None),
+        "resources": others,
         "max_restarts": 0,  # a job starts again as a whole
         "max_task_retries": 0,
-        "max_concurrency": 4,  # news, while it is asked to start or to stop
-        "scheduling_strategy": scheduling.PlacementGroupSchedulingStrategy(
-            placement_group=group, placement_group_bundle_index=bundle
-        ),
+        "max_concurrency": 4,  # a call waits for the end, while another stops the process
+        "scheduling_strategy": scheduling.PlacementGroupSchedulingStrategy(group, bundle),
     }
-
-
-def _needed(request: JobRequest, kind: str) -> dict[str, float]:
-    """Removes resources with the amount 0, as Ray refuses a bundle with one."""
-    return {name: amount for name, amount in request.resources(kind).items() if amount}
-
-
-def _asked(request: JobRequest) -> str:
-    counts = Counter(kind for kind, _ in request.processes())
-    return " and ".join(
-        f"{count} {kind}{'s' if count > 1 else ''} with {_amounts(request.resources(kind))} each"
-        for kind, count in counts.items()
-    )
-
-
-def _amounts(resources: Mapping[str, float]) -> str:
-    """Resources in words, without those that stand for nodes, groups, and Ray's own store."""
-    shown = [
-        f"{amount / 2**30:.3g} GiB memory" if name == "memory" else f"{amount:g} {name}"
-        for name, amount in sorted(resources.items())
-        if amount
-        and not name.startswith(("node:", "bundle", "object_store_memory"))
-        and "_group_" not in name
-    ]
-    return ", ".join(shown) or "nothing"
-
-
-def _nodes(ray: Any) -> str:
-    alive = sum(bool(node["Alive"]) for node in ray.nodes())
-    return f"{alive} node{'' if alive == 1 else 's'}"
-
-
-# ---- workers ----
-#
-# The actors of one attempt, and what they have said.
-#
-# The driver has one question out to each actor whose process runs: what is new?  An actor answers
-# when something is, so that lines arrive as they are printed.
-
-
-NEWS_SECONDS = 10.0  # an actor without news answers after this time
-ACTORS_SECONDS = 2 * KILL_SECONDS + 4.0  # for actors to end their processes, and to answer
-MOST_WORDS = 400  # of Ray's about an actor that is gone
-Say = Callable[[str, str], None]
-
-
-@dataclass(eq=False)
-class RayProcess:
-    """One actor, and the known state of its process.
-
-    Attributes:
-        bundle: its index in the placement group.
-        place: None until it has reported it.
-        endpoint: of a server that is ready; "" until then.
-        ended: None while its process runs.
-        gone: why the actor is gone, in Ray's words; "" while it is there.
-        broken: its process could not even begin, and would not another time.
-    """
-
-    kind: str
-    number: int
-    bundle: int
-    actor: Any
-    place: ActorPlace | None = None
-    endpoint: str = ""
-    ended: ProcessEnd | None = None
-    gone: str = ""
-    broken: bool = False
-
-    @property
-    def name(self) -> str:
-        """``"trainer 0"``."""
-        return f"{self.kind} {self.number}"
-
-    @property
-    def over(self) -> bool:
-        """Whether no more news comes from it."""
-        return self.ended is not None or bool(self.gone)
-
-    @property
-    def failure(self) -> Failure | None:
-        """Its failure, if it has failed."""
-        node = self.place.address if self.place else ""
-        if self.gone:
-            return Failure(self.kind, self.number, node, None, gone=self.gone)
-        if self.ended is None or self.ended.status == 0:
-            return None
-        ended = self.ended
-        return Failure(self.kind, self.number, node, ended.status, ended.tail, ended.told)
-
-
-class WorkerGroup:
-    """All actors of an attempt.  One thread calls it.
-
-    Args:
-        request: the job.
-        group: the placement group.
-        say: called with a process's name and each of its lines.
-
-    Attributes:
-        members: servers first.
-    """
-
-    def __init__(self, request: JobRequest, group: Any, say: Say) -> None:
-        self._ray, self._say = ray_library(), say
-        self._request, self._group = request, group
-        self._made = self._ray.remote(RoleActor)
-        self.members = [
-            RayProcess(kind, number, bundle, self._actor(kind, number, bundle))
-            for bundle, (kind, number) in enumerate(request.processes())
-        ]
-        self._asked: dict[Any, RayProcess] = {}  # by what Ray will answer
-
-    def _actor(self, kind: str, number: int, bundle: int) -> Any:
-        options = actor_options(self._request, self._group, kind, bundle)
-        return self._made.options(**options).remote(kind, number)
-
-    def place_again(self) -> None:
-        """Makes new actors in place of those that are gone without having reported their place: Ray
-        placed them before it knew that their node had died.
-
-        Raises:
-            TimeoutError: the cluster does not have their resources any more.
-        """
-        wait_for(self._group, self._request)
-        for member in self.members:
-            if member.gone and not member.place and not member.broken:
-                member.actor = self._actor(member.kind, member.number, member.bundle)
-                member.gone = ""
-
-    def of(self, kind: str) -> list[RayProcess]:
-        """Its servers, or its trainers."""
-        return [member for member in self.members if member.kind == kind]
-
-    @property
-    def failed(self) -> bool:
-        """Whether a process has failed."""
-        return any(member.failure for member in self.members)
-
-    @property
-    def failures(self) -> list[Failure]:
-        """The failures so far."""
-        return [failure for member in self.members if (failure := member.failure)]
-
-    def answers(
-        self, members: Sequence[RayProcess], ask: Callable[[RayProcess], Any], seconds: float
-    ) -> dict[RayProcess, Any]:
-        """Their answers to a call; none of one whose actor is gone.
-
-        Args:
-            ask: makes the call.
-
-        Raises:
-            TimeoutError: some have not answered within that time.
-            Exception: what the call has raised in an actor.
-        """
-        asked = {ask(member): member for member in members if not member.over}
-        done, late = self._ray.wait(list(asked), num_returns=len(asked), timeout=seconds)
-        if late:
-            names = ", ".join(asked[each].name for each in late)
-            raise TimeoutError(f"{names}: expected an answer within {seconds:.3g} s, got none")
-        found = {}
-        for each in done:
-            try:
-                found[asked[each]] = self._ray.get(each)
-            except self._ray.exceptions.RayActorError as error:
-                asked[each].gone = _words(error)
-                asked[each].broken = bool(error.actor_init_failed)
-            except self._ray.exceptions.RayTaskError as error:
-                raise getattr(error, "cause", error) from None
-        return found
-
-    def follow(self, condition: Callable[[], bool], seconds: float | None) -> bool:
-        """Takes news until the condition holds (True) or the time is over (False).
-
-        Call it for processes that have been started; others have no news.
-        """
-        end = None if seconds is None else RUNNING() + seconds
-        while not condition():
-            left = NEWS_SECONDS if end is None else end - RUNNING()
-            if left <= 0:
-                return False
-            if not self._asked:
-                return condition()
-            done, _ = self._ray.wait(list(self._asked), num_returns=1, timeout=left)
-            for each in done:
-                self._take(self._asked.pop(each), each)
-        return True
-
-    def ask_news(self, members: Sequence[RayProcess]) -> None:
-        """Begins to follow these processes."""
-        for member in members:
-            if not member.over:
-                self._asked[member.actor.events.remote(NEWS_SECONDS)] = member
-
-    def _take(self, member: RayProcess, answer: Any) -> None:
-        try:
-            news = self._ray.get(answer)
-        except self._ray.exceptions.RayError as error:
-            member.gone = _words(error)
-            return
-        if news.left_out:
-            self._say(member.name, f"... {news.left_out} lines came too fast, and are left out")
-        for line in news.lines:
-            self._say(member.name, line)
-        member.endpoint, member.ended = news.endpoint, news.ended
-        self.ask_news([member])
-
-    def end(self) -> None:
-        """Ends every process and every actor, and returns when they are gone."""
-        try:
-            there = [member for member in self.members if not member.gone and member.place]
-            calls = [member.actor.stop.remote(signal.SIGTERM.value) for member in there]
-            if calls:
-                self._ray.wait(calls, num_returns=len(calls), timeout=ACTORS_SECONDS)
-        finally:
-            for member in self.members:
-                with suppress(self._ray.exceptions.RayError):
-                    self._ray.kill(member.actor, no_restart=True)
-
-
-def _words(error: Exception) -> str:
-    """Ray's message, on one line."""
-    said = " ".join(str(error).split())
-    return said if len(said) <= MOST_WORDS else f"{said[:MOST_WORDS]} ..."
 
 
 # ---- attempt ----
@@ -419,208 +241,210 @@ def _words(error: Exception) -> str:
 
 
 PAUSE_SECONDS = 0.5  # between two tries to place an actor
+STOP_SECONDS = 2 * KILL_SECONDS + 4.0  # for actors to end their processes, and to answer
 
-log = logging.getLogger(__name__)
 
-
-class AttemptFailed(Exception):
-    """Raised when a process has failed and all others have ended.
+@dataclass(eq=False)
+class RayProcess:
+    """One actor, and its answers; each is None until it is there.
 
     Attributes:
-        failures: of which processes.
+        place: where it is.
+        endpoint: of a server that is ready; "" for a trainer that has been started.
+        end: of its process, or of the actor.
+        broken: the actor was placed, and could not be made there.
     """
 
-    def __init__(self, failures: Sequence[Failure]) -> None:
-        super().__init__("; ".join(str(failure) for failure in failures))
-        self.failures = list(failures)
+    kind: str
+    number: int
+    actor: Any = None
+    place: ActorPlace | None = None
+    endpoint: str | None = None
+    end: ProcessEnd | None = None
+    broken: bool = False
+
+    @property
+    def name(self) -> str:
+        """``"trainer 0"``."""
+        return f"{self.kind} {self.number}"
+
+    @property
+    def lost(self) -> bool:
+        """Whether the actor is lost."""
+        return self.end is not None and self.end.status is None
+
+    def fail(self, error: Exception) -> None:
+        """Notes Ray's error in place of an answer; a known failure of the process stays."""
+        node = self.place.address if self.place else ""
+        if cause := getattr(error, "cause", None):  # raised by a method of the actor
+            end = ProcessEnd(self.name, node, 1, (f"{type(cause).__name__}: {cause}",))
+        else:
+            end = ProcessEnd(self.name, node, None, told=" ".join(str(error).split()))
+        if self.end is None or self.end.status == 0:
+            self.end = end
+        self.broken = bool(getattr(error, "actor_init_failed", False))
 
 
 class Attempt:
-    """A start of the job.
+    """A start of the job.  One thread uses it.
 
     Args:
         request: the job.
-        workers: its actors.
+        group: the placement group, which has its resources.
+        restarts: the number of attempts before.
     """
 
-    def __init__(self, request: JobRequest, workers: WorkerGroup) -> None:
-        self._request, self._workers = request, workers
-        self._credentials: dict[RayProcess, Credentials] = {}
+    def __init__(self, request: JobRequest, group: Any, restarts: int) -> None:
+        self._ray = ray = ray_library()
+        self._request, self._group, self._restarts = request, group, restarts
+        trainer = ScriptActor if request.script else FunctionActor
+        self._classes = {"server": ray.remote(ServerActor), "trainer": ray.remote(trainer)}
+        self._members = [RayProcess(kind, number) for kind, number in request.processes]
+        self._servers = self._members[: request.servers]
+        self._trainers = self._members[request.servers :]
+        # unanswered calls: of which actor, and the field that gets the answer
+        self._calls: dict[Any, tuple[RayProcess, str]] = {}
 
     def run(self) -> tuple[Any, ...]:
-        """Returns when every trainer has ended well, with what their functions have returned.
+        """Returns when every trainer has ended well, with the values of their functions.
 
         Raises:
-            AttemptFailed: a process has failed.
+            ProcessFailed: a process has failed.
             TimeoutError: an actor or a server is not there within ``start_timeout``.
             FileNotFoundError: a node does not have the script.
         """
-        workers = self._workers
+        request, servers, trainers = self._request, self._servers, self._trainers
+        end = RUNNING() + request.start_timeout
         try:
-            end = RUNNING() + self._request.start_timeout
-            keys = self._meet(end)
-            self._start_servers(keys, end)
-            self._start_trainers()
-            self._follow(lambda: all(each.over for each in workers.of("trainer")), None)
-            self._follow(lambda: all(each.over for each in workers.of("server")), LEAVE_SECONDS)
+            self._place(end)
+            addresses = [each.place.address for each in self._members if each.place]
+            keys = JobKeys(addresses, request.environment)
+            for each in servers:
+                self._calls[each.actor.start.remote(self._order(each, keys))] = each, "endpoint"
+                self._calls[each.actor.wait.remote()] = each, "end"
+            self._await("endpoint", servers, end)
+            for each in trainers:
+                self._calls[each.actor.start.remote(self._order(each, keys))] = each, "endpoint"
+            self._await("endpoint", trainers, end)
+            for each in trainers:
+                if request.script:
+                    call = each.actor.wait.remote()
+                else:
+                    call = each.actor.call.remote(request.target, request.arguments)
+                self._calls[call] = each, "end"
+            self._follow(lambda: all(each.end for each in trainers))
+            self._follow(lambda: not self._calls, RUNNING() + LEAVE_SECONDS)
         finally:
-            workers.end()
-        return tuple(each.ended.value for each in workers.of("trainer") if each.ended)
+            self._end()
+        return tuple(each.end.value for each in trainers if each.end)
 
-    def _meet(self, end: float) -> JobKeys:
-        """Learns the places of the actors; makes the keys of the job."""
-        workers = self._workers
-        places: dict[RayProcess, ActorPlace] = {}
-        seconds = end - RUNNING()
-        for waited in poll(log, self._unplaced, seconds, PAUSE_SECONDS):
+    def _place(self, end: float) -> None:
+        """Makes the actors, and learns their places.
+
+        Ray may place an actor before it knows that the node has died: it is made again.
+
+        Raises:
+            ProcessFailed, TimeoutError: see ``_await``; ``wait_for``.
+        """
+        for waited in poll(log, self._unplaced, end - RUNNING(), PAUSE_SECONDS):
             if waited:
-                workers.place_again()
-            new = [member for member in workers.members if member.place is None]
-            answers = workers.answers(new, lambda member: member.actor.place.remote(), seconds)
-            for member, place in answers.items():
-                member.place = places[member] = place
-            if not any(each.gone and not each.broken for each in workers.members):
+                wait_for(self._group, self._request)
+            for bundle, each in enumerate(self._members):
+                if each.place is None:
+                    options = actor_options(self._request.resources[each.kind], self._group, bundle)
+                    each.actor = self._classes[each.kind].options(**options).remote(each.number)
+                    each.end = None
+                    self._calls[each.actor.place.remote()] = each, "place"
+            self._take(lambda: not self._calls, end)
+            if self._calls or not self._failures() or any(each.broken for each in self._members):
                 break
-        self._check()
-        addresses = [place.address for place in places.values()]
-        keys = JobKeys(addresses, self._request.environment or {})
-        for member, place in places.items():
-            self._credentials[member] = keys.credentials(
-                member.kind, place.address, place.public_key
-            )
-        return keys
+        self._await("place", self._members, end)
 
     def _unplaced(self) -> str:
-        names = ", ".join(each.name for each in self._workers.members if not each.place)
+        names = ", ".join(each.name for each in self._members if each.place is None)
         return f"waiting for Ray to place {names} on other nodes"
 
-    def _start_servers(self, keys: JobKeys, end: float) -> None:
-        workers, request = self._workers, self._request
-        servers = workers.of("server")
+    def _order(self, member: RayProcess, keys: JobKeys) -> StartRequest:
+        request, place = self._request, member.place
+        assert place is not None, "it has reported it"
+        endpoints = [each.endpoint or "" for each in self._servers]
+        variables = request.variables(member.kind, member.number, endpoints)
+        credentials = keys.credentials(member.kind, place)
+        if member.kind == "server":
+            arguments = ("--endpoint", spell(keys.host(place.address), 0), *request.server_flags)
+            return StartRequest(variables, credentials, arguments)
+        arguments = tuple(request.arguments) if request.script else ()
+        return StartRequest(variables, credentials, arguments, os.getcwd(), request.script)
 
-        def start(member: RayProcess) -> Any:
-            assert member.place is not None, "it has said where it is"
-            endpoint = spell(keys.host(member.place.address), 0)
-            variables = own_variables(request, "server", member.number)
-            flags = ("--endpoint", endpoint, *request.server_flags)
-            return member.actor.start.remote(
-                StartRequest(variables, self._credentials[member], flags)
-            )
+    def _await(self, what: str, members: Sequence[RayProcess], end: float) -> None:
+        """Waits until all of them have answered.
 
-        workers.answers(servers, start, request.start_timeout)
-        workers.ask_news(servers)
-        if not self._follow(lambda: all(each.endpoint for each in servers), end - RUNNING()):
-            late = ", ".join(each.name for each in servers if not each.endpoint)
+        Args:
+            what: the field of their answers.
+
+        Raises:
+            TimeoutError: they have not until then.
+            ProcessFailed: see ``_follow``.
+        """
+        self._follow(lambda: all(getattr(each, what) is not None for each in members), end)
+        if late := [each.name for each in members if getattr(each, what) is None]:
             raise TimeoutError(
-                f"{late}: expected a server that is ready within {request.start_timeout:g} s"
+                f"{', '.join(late)}: expected its {what} within {self._request.start_timeout:g} s, "
+                "got none"
             )
 
-    def _start_trainers(self) -> None:
-        workers, request = self._workers, self._request
-        endpoints = [server.endpoint for server in workers.of("server")]
-        trainers = workers.of("trainer")
+    def _follow(self, until: Callable[[], bool], end: float | None = None) -> None:
+        """Takes answers of actors until a condition holds, or the time is over.
 
-        def start(member: RayProcess) -> Any:
-            variables = own_variables(request, "trainer", member.number, endpoints)
-            order = StartRequest(variables, self._credentials[member], folder=os.getcwd())
-            if request.is_function:
-                return member.actor.prepare.remote(order)
-            return member.actor.start.remote(_with_script(order, request))
-
-        workers.answers(trainers, start, request.start_timeout)
-        if request.is_function:
-            workers.answers(
-                trainers,
-                lambda member: member.actor.train.remote(request.target, request.arguments),
-                request.start_timeout,
-            )
-        workers.ask_news(trainers)
-
-    def _follow(self, condition: Any, seconds: float | None) -> bool:
-        """Follows the group until a process fails.
+        After a failure the other processes have time to end by themselves: one of them may know the
+        reason better.
 
         Raises:
-            AttemptFailed: one has.
+            ProcessFailed: a process has failed.
+            FileNotFoundError: a node does not have the script.
         """
-        workers = self._workers
-        followed = workers.follow(lambda: condition() or workers.failed, seconds)
-        self._check()
-        return followed
+        self._take(lambda: until() or bool(self._failures()), end)
+        if self._failures():
+            self._take(lambda: not self._calls, RUNNING() + REASON_SECONDS)
+            raise ProcessFailed(self._failures(), self._restarts)
 
-    def _check(self) -> None:
-        """Returns if no process has failed.
+    def _failures(self) -> list[ProcessEnd]:
+        return [each.end for each in self._members if each.end and each.end.status != 0]
 
-        After a failure the others have time to end by themselves: one of them may know the reason
-        better.
+    def _take(self, until: Callable[[], bool], end: float | None) -> None:
+        ray = self._ray
+        while not until():
+            left = None if end is None else end - RUNNING()
+            if left is not None and left <= 0:
+                return
+            done, _ = ray.wait(list(self._calls), num_returns=1, timeout=left)
+            for each in done:
+                member, field = self._calls.pop(each)
+                try:
+                    answer = ray.get(each)
+                    # a server that was never ready has failed, also where it ends with 0
+                    if field != "end" or member.end is None or answer.status:
+                        setattr(member, field, answer)
+                except FileNotFoundError as error:  # of the script
+                    raise getattr(error, "cause", error) from None
+                except ray.exceptions.RayError as error:
+                    member.fail(error)
 
-        Raises:
-            AttemptFailed: one has.
-        """
-        workers = self._workers
-        if workers.failed:
-            workers.follow(lambda: all(each.over for each in workers.members), REASON_SECONDS)
-            raise AttemptFailed(workers.failures)
-
-
-def _with_script(order: StartRequest, request: JobRequest) -> StartRequest:
-    """The order with the script, by its path here and by that from the working directory."""
-    whole = os.path.abspath(request.script)
-    return StartRequest(
-        order.variables,
-        order.credentials,
-        script=whole,
-        near=os.path.relpath(whole),
-        folder=order.folder,
-        arguments=tuple(request.arguments),
-    )
-
-
-# ---- output ----
-#
-# The lines of all processes, at the driver.
-
-
-class Output:
-    """Standard output of the driver, and a file for each process; a context manager.
-
-    Args:
-        width: characters of the longest process name.
-        log_dir: the folder of ``server-0.log``, ``trainer-0.log``, ...; None: there are no files.
-    """
-
-    def __init__(self, width: int, log_dir: str | None) -> None:
-        self._terminal = Terminal(sys.stdout, width)
-        self._folder = None if log_dir is None else Path(log_dir)
-        self._files: dict[str, LogFile] = {}
-        self._stack = ExitStack()
-
-    def line(self, name: str, text: str) -> None:
-        """A line of a process."""
-        self._terminal.line(name, text)
-        if self._folder is not None:
-            if name not in self._files:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                path = self._folder / f"{name.replace(' ', '-')}.log"
-                self._files[name] = LogFile(path, True, self._say)
-                self._stack.callback(self._files[name].close)
-            self._files[name].add(text)
-
-    def _say(self, text: str) -> None:
-        self._terminal.line("driver", text)
-
-    def __enter__(self) -> Output:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    def _end(self) -> None:
+        """Ends every process and every actor, and returns when they are gone."""
+        ray = self._ray
+        try:
+            there = [each for each in self._members if each.place and not each.lost]
+            if stops := [each.actor.stop.remote() for each in there]:
+                ray.wait(stops, num_returns=len(stops), timeout=STOP_SECONDS)
+        finally:
+            for each in self._members:
+                with suppress(ray.exceptions.RayError):
+                    if each.actor is not None:
+                        ray.kill(each.actor)
 
 
 # ---- job ----
-#
-# ``run``: a job on Ray, from its placement group to its end.
-
-
-MOST_FUNCTION = 65_536  # bytes of a function with its arguments: Ray gives up to 100 KB inline
 
 
 @dataclass(frozen=True)
@@ -628,7 +452,7 @@ class Result:
     """A job that has ended well: every process with status 0.
 
     Attributes:
-        values: what each trainer's function has returned; None for each script.
+        values: the return value of each trainer's function; None for each script.
         restarts: how often the job was started again.
     """
 
@@ -649,13 +473,12 @@ def run(
     server_flags: Sequence[str] = (),
     strategy: str = "PACK",
     start_timeout: float = 300.0,
-    log_dir: str | None = None,
 ) -> Result:
     """Runs a job on the Ray cluster that this process is connected to, until it has ended.
 
-    Where it is not connected, it calls ``ray.init()``, and ``ray.shutdown()`` at the end.  What the
-    processes print appears on standard output, as ``trainer 0 | loss 0.03``.  However it ends, no
-    process, actor or placement group of the job is left.
+    Where it is not connected, it calls ``ray.init()``.  Ray shows the output of all processes in
+    the driver, as ``(trainer 0 pid=4711) loss 0.03``.  However the job ends, no process, actor or
+    placement group of it is left.
 
     Example::
 
@@ -669,25 +492,23 @@ def run(
             driver's own script.
         servers, trainers: how many of each, 1 or more.
         arguments: of the script (texts), or of the function.
-        server_resources, trainer_resources: what Ray reserves for each of them: "CPU", "GPU",
-            "memory" in bytes, or resources of the cluster's own; one CPU unless said otherwise.  A
-            process has as many threads as CPUs.
+        server_resources, trainer_resources: reserved by Ray for each of them: "CPU", "GPU",
+            "memory" in bytes, or resources of the cluster's own; one CPU by default.  A process has
+            as many threads as CPUs.
         max_restarts: how often the whole job is started again after a process has failed, or is
-            gone with its node.  The script resumes from its checkpoint, by ``fleet.load``.
+            lost with its node.  The script resumes from its checkpoint, by ``fleet.load``.
         environment: variables of all processes, as PSERVER_TRANSPORT or PSERVER_KEYS.
         server_flags: of ``pserver serve``, as ``("--data-dir", "/shared/job")``.
         strategy: of the placement group: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
         start_timeout: seconds for the cluster to have the resources, and then for the actors and
             servers of each attempt to be there.
-        log_dir: a folder, on the driver's machine, for a file of each process's lines.
 
     Returns:
-        What the functions have returned, and how often the job was started again.
+        The values of the functions, and how often the job was started again.
 
     Raises:
         ModuleNotFoundError: Ray is not installed.
-        TypeError, ValueError: an argument is wrong; one sentence.  Also a function that is too
-            large: data does not go through Ray.
+        TypeError, ValueError: an argument is wrong; one sentence.
         FileNotFoundError: a node does not have the script.
         TimeoutError: the cluster does not have the resources, or an actor or a server is not there
             in time.
@@ -698,59 +519,32 @@ def run(
         target,
         servers,
         trainers,
-        tuple(arguments) if isinstance(arguments, list) else arguments,
-        server_resources,
-        trainer_resources,
+        arguments,
+        {"server": _bundle(server_resources), "trainer": _bundle(trainer_resources)},
         max_restarts,
-        environment,
+        environment or {},
         server_flags,
         strategy,
         start_timeout,
-        log_dir,
     )
-    _check_size(request)
-    width = len(f"trainer {trainers - 1}")
-    with _connected(), Output(width, log_dir) as output, placed(request) as group:
+    ray = ray_library()
+    if not ray.is_initialized():
+        ray.init()
+    with placed(request) as group:
         for restarts in range(max_restarts + 1):
-            wait_for(group, request)  # after the end of a node Ray looks for others
+            wait_for(group, request)
             try:
-                values = Attempt(request, WorkerGroup(request, group, output.line)).run()
-                return Result(values, restarts)
-            except AttemptFailed as error:
+                return Result(Attempt(request, group, restarts).run(), restarts)
+            except ProcessFailed as failed:
                 if restarts == max_restarts:
-                    raise ProcessFailed(error.failures, restarts) from None
-                cause = by_cause(error.failures)[0]
+                    raise
+                cause = failed.failures[0]
                 log.warning(
                     "%s; the job starts again (%d of %d)", cause, restarts + 1, max_restarts
                 )
     raise AssertionError("the last attempt returns or raises")
 
 
-def _check_size(request: JobRequest) -> None:
-    """Returns if a function is small enough for Ray.
-
-    Raises:
-        ValueError: it is not.
-    """
-    if not request.is_function:
-        return
-    size = len(ray_library().cloudpickle.dumps((request.target, tuple(request.arguments))))
-    if size > MOST_FUNCTION:
-        raise ValueError(
-            f"target: expected a function of at most {MOST_FUNCTION} bytes with its arguments and "
-            f"what it refers to, got {size}: Ray carries no data for a job; read it in the function"
-        )
-
-
-@contextmanager
-def _connected() -> Iterator[None]:
-    """Connects this process to Ray while the block runs."""
-    ray = ray_library()
-    if ray.is_initialized():
-        yield
-        return
-    ray.init()
-    try:
-        yield
-    finally:
-        ray.shutdown()
+def _bundle(resources: Mapping[str, float] | None) -> dict[str, float]:
+    """One CPU unless the user says otherwise, and nothing with the amount 0, which Ray refuses."""
+    return {name: amount for name, amount in {"CPU": 1, **(resources or {})}.items() if amount}

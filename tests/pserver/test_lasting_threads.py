@@ -31,7 +31,6 @@ from pserver.job_log.follower import FollowerLink
 from pserver.launcher.log_file import LogFile
 from pserver.launcher.processes import ChildProcess, Group, Terminal
 from pserver.limits import Limits
-from pserver.ray import actor
 from pserver.service import streams
 from pserver.service.server import Server
 from pserver.side_business import SideBusiness
@@ -380,17 +379,6 @@ def the_thread_of_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ended == [143]
 
 
-def functions_of_actors() -> None:
-    """What a function prints."""
-    reads, writes = os.pipe()
-    say = Refusing()
-    thread = running(lambda: actor._read(reads, say))
-    os.write(writes, b"a line\n" * 9)
-    os.close(writes)
-    thread.join(10.0)
-    assert say.count == 9
-
-
 LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("pserver/client/announcement.py", "self._announce_ticking"): announcements,
     ("pserver/client/client.py", "self._beat"): heartbeats,
@@ -401,7 +389,6 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("pserver/control/collector.py", "self._take_all"): collectors,
     ("pserver/job_log/follower.py", "target"): followers,
     ("pserver/telemetry/metrics.py", "self._server.serve_forever"): pages_of_metrics,
-    ("pserver/ray/actor.py", "_read"): functions_of_actors,
     ("pserver/service/server.py", "self._tick"): clocks_of_servers,
     ("pserver/service/server.py", "self._working.probe_until"): probes,
     ("pserver/transport/stream.py", "self._accept"): accepts,
@@ -422,7 +409,6 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("pserver/job/coordination.py", "self._write_anew"): "the present file stays",
     ("pserver/lane/recorder.py", "self._write_all"): "the recording ends, and says so",
     ("pserver/launcher/question.py", "self._read"): "the answer is: unknown",
-    ("pserver/ray/actor.py", "self._call"): "the trainer has failed",
     ("trainer/collective/process_groups.py", "call"): "the group does not come up",
     ("trainer/senders/async_lane.py", "target"): "the lane has failed",
     ("trainer/senders/kstep_lane.py", "self._send_in_order"): "the exchange has failed",

@@ -4,7 +4,8 @@
 
     python ray_driver.py ADDRESS TARGET '{"servers": 2}'
 
-TARGET is a script, or the name of a function below.  The last line is the result as JSON.
+TARGET is a script, or the name of a function below.  The last line is the result as JSON.  It goes
+on to show what Ray's processes print until its input has a line.
 """
 
 from __future__ import annotations
@@ -42,18 +43,17 @@ def trained(steps: int) -> list[float]:
     return list(found)
 
 
-def too_much() -> bytes:
-    """Returns more than Ray carries inline."""
-    return bytes(2**20)
+def breaks() -> None:
+    """Fails by an exception."""
+    raise ArithmeticError("it is over")
 
 
 def exits() -> None:
     """Ends as a script does by ``sys.exit``."""
-    print("it is over")
     sys.exit(9)
 
 
-FUNCTIONS = {each.__name__: each for each in (trained, too_much, exits)}
+FUNCTIONS = {each.__name__: each for each in (trained, breaks, exits)}
 
 
 def stored(address: str) -> int:
@@ -71,7 +71,7 @@ def watch(address: str, over: threading.Event, seen: list[int]) -> None:
 def main() -> None:
     """Runs one job."""
     address, target, said = sys.argv[1:]
-    ray.init(address=address, log_to_driver=False)
+    ray.init(address=address)
     over, seen = threading.Event(), [stored(address)]
     watcher = threading.Thread(target=watch, args=(address, over, seen))
     watcher.start()
@@ -86,8 +86,9 @@ def main() -> None:
         watcher.join()
     groups = [each["state"] for each in ray.util.placement_group_table().values()]
     result |= {"stored": max(seen) - seen[0], "groups": groups}
-    ray.shutdown()
     print("result", json.dumps(result), flush=True)
+    sys.stdin.readline()
+    ray.shutdown()
 
 
 if __name__ == "__main__":

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import pserver.ray
+from pserver.errors import TrainerLost
 from pserver.ray.actor import (
-    MOST_BYTES,
-    MOST_KEPT,
-    Credentials,
+    ActorPlace,
+    FunctionActor,
     JobKeys,
-    JobRequest,
-    LogLines,
     ProcessEnd,
     StartRequest,
-    captured_output,
-    own_variables,
     public_bytes,
     ray_library,
     script_here,
     without_other_jobs,
     write_credentials,
 )
-from pserver.ray.driver import Failure, ProcessFailed
+from pserver.ray.driver import JobRequest, ProcessFailed, RayProcess
 from pserver.security.keys import Keys, new_key
 from pserver.security.tokens import Role, read
+
+LOST = ("pserver.errors.TrainerLost: trainer 1 was lost",)
 
 
 def train() -> None:
@@ -50,18 +48,15 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("wrong", "kind", "message"),
     [
-        ({"target": "none.py"}, ValueError, "there is no file 'none.py'"),
-        ({"target": 3}, TypeError, "expected the path of a script or a function, got 3"),
+        ({"target": "none.py"}, ValueError, r"there is no file '\S+/none.py'"),
+        ({"target": 3}, TypeError, "str, bytes or os.PathLike object, not int"),
         ({"target": __file__, "arguments": [3]}, TypeError, "a script's are texts, got 3"),
         ({"arguments": "abc"}, TypeError, "arguments: expected a list, got the text 'abc'"),
-        ({"servers": 0}, ValueError, "servers: expected 1 to 65536, got 0"),
-        ({"trainers": 1.5}, TypeError, "trainers: expected a whole number, got 1.5"),
-        ({"max_restarts": -1}, ValueError, "max_restarts: expected 0 to 65536, got -1"),
-        ({"strategy": "NEAR"}, ValueError, "strategy: expected one of PACK, SPREAD, .* got 'NEAR'"),
+        ({"servers": 0}, ValueError, "servers: expected a whole number from 1 on, got 0"),
+        ({"trainers": 1.5}, ValueError, "trainers: expected a whole number from 1 on, got 1.5"),
+        ({"max_restarts": -1}, ValueError, "max_restarts: .* whole number from 0 on, got -1"),
         ({"start_timeout": 0}, ValueError, "start_timeout: expected a number of seconds above 0"),
-        ({"log_dir": "s3://a/b"}, ValueError, "log_dir: expected a path on this machine"),
-        ({"server_resources": {"CPU": -1}}, ValueError, "0 or more of CPU, got -1"),
-        ({"trainer_resources": {"CPU": 0}}, ValueError, "something above 0"),
+        ({"server_resources": {"CPU": -1}}, ValueError, "server_resources: .* 0 or more .* got -1"),
         ({"environment": {"A": 1}}, TypeError, "environment: expected a text for A, got 1"),
         ({"environment": {"TRAINER_ID": "1"}}, ValueError, "TRAINER_ID follows from the job's"),
         ({"server_flags": ["--endpoint", "a:1"]}, ValueError, "--endpoint is not for the user"),
@@ -79,17 +74,22 @@ def test_a_process_finds_its_role_in_its_environment() -> None:
         train,
         servers=2,
         trainers=3,
-        trainer_resources={"CPU": 4, "GPU": 1},
+        arguments=(),
+        resources={"server": {"CPU": 1}, "trainer": {"CPU": 4, "GPU": 1}},
+        max_restarts=0,
         environment={"PSERVER_TRANSPORT": "tcp"},
+        server_flags=(),
+        strategy="PACK",
+        start_timeout=1.0,
     )
     shared = {"PSERVER_JOB": "train", "PSERVER_TRANSPORT": "tcp", "PYTHONUNBUFFERED": "1"}
 
-    assert own_variables(request, "server", 1) == {
+    assert request.variables("server", 1) == {
         **shared,
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
     }
-    assert own_variables(request, "trainer", 2, ["a:1", "b:1"]) == {
+    assert request.variables("trainer", 2, ["a:1", "b:1"]) == {
         **shared,
         "OMP_NUM_THREADS": "4",
         "MKL_NUM_THREADS": "4",
@@ -124,63 +124,18 @@ def test_a_job_is_protected_by_itself(
     """
     made = JobKeys(addresses, environment)
     private = new_key()
-    given = made.credentials("trainer", addresses[1], public_bytes(private))
+    place = ActorPlace(addresses[1], public_bytes(private))
+    given = made.credentials("trainer", place)
     named = write_credentials(tmp_path, "trainer", given, private)
 
     assert made.host(addresses[1]) == host
-    assert bool(given.files) is keys
-    assert not any(b"PRIVATE" in content for content in given.files.values())
+    assert ("keys/trainer.pem" in given) is keys
+    assert not any(b"PRIVATE" in content for content in given.values())
     assert read(named["PSERVER_TOKEN_FILE"]).role is Role.TRAINER
-    assert given.token not in repr(given)
+    assert given["trainer.token"].decode() not in repr(StartRequest({}, given))
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.rglob("*"))
     if keys:
         assert Keys(named["PSERVER_KEYS"], ("trainer",)).bearer.host == addresses[1]
-
-
-def test_lines_are_told_once_and_in_order() -> None:
-    """Answers are small, and the end is told last."""
-    spoken = LogLines()
-    for number in range(3):
-        spoken.add(f"{number}" * (MOST_BYTES // 2))
-    spoken.ready("a:1")
-    spoken.end(ProcessEnd(3))
-
-    first, second = spoken.fetch(0.0), spoken.fetch(0.0)
-
-    assert [line[0] for line in first.lines] == ["0", "1"] and first.ended is None
-    assert [line[0] for line in second.lines] == ["2"] and second.ended == ProcessEnd(3)
-    assert first.endpoint == second.endpoint == "a:1"
-
-
-def test_lines_that_nobody_fetches_are_bounded() -> None:
-    """The newest stay; the others are counted."""
-    spoken = LogLines()
-    for number in range(MOST_KEPT + 5):
-        spoken.add(str(number))
-
-    news = spoken.fetch(0.0)
-
-    assert news.left_out == 5 and news.lines[0] == "5"
-
-
-def test_news_wake_who_waits_for_them() -> None:
-    """A line is told when it comes, not when the time is over."""
-    spoken = LogLines()
-    threading.Timer(0.05, spoken.add, ["a line"]).start()
-
-    assert spoken.fetch(30.0).lines == ("a line",)
-
-
-def test_what_a_function_prints_becomes_lines(capfd: pytest.CaptureFixture[str]) -> None:
-    """Of standard output and standard error, as of a process of its own."""
-    lines: list[str] = []
-    with captured_output(lines.append):
-        os.write(1, b"out\n")
-        os.write(2, b"10 %\r20 %\n")
-    os.write(1, b"after\n")
-
-    assert lines == ["out", "20 %"]
-    assert capfd.readouterr().out == "after\n"
 
 
 def test_a_script_is_found_where_a_node_has_it(
@@ -189,11 +144,9 @@ def test_a_script_is_found_where_a_node_has_it(
     """At the driver's path, else below the folder that Ray has given the node; or it is said."""
     (tmp_path / "jobs").mkdir()
     monkeypatch.chdir(tmp_path)
-    order = StartRequest(
-        {}, Credentials("token"), script="/of/driver/train.py", near="jobs/train.py"
-    )
+    order = StartRequest({}, {}, folder="/of/driver", script="/of/driver/jobs/train.py")
 
-    with pytest.raises(FileNotFoundError, match=r"/of/driver/train.py on this node, or jobs/train"):
+    with pytest.raises(FileNotFoundError, match=r"/of/driver/jobs/train.py on .*, or jobs/train"):
         script_here(order)
 
     (tmp_path / "jobs/train.py").touch()
@@ -201,18 +154,77 @@ def test_a_script_is_found_where_a_node_has_it(
     assert script_here(order) == str(tmp_path / "jobs/train.py")
 
 
+def leaves(code: object) -> Callable[[], None]:
+    """A function that ends as a script does by ``sys.exit``."""
+    return lambda: sys.exit(code)  # type: ignore[arg-type]
+
+
+def loses() -> None:
+    """A function whose job has lost a trainer."""
+    raise TrainerLost("trainer 1 was lost")
+
+
+@pytest.mark.parametrize(
+    ("function", "end"),
+    [
+        (lambda: 5, ProcessEnd("trainer 2", "", 0, value=5)),
+        (leaves(None), ProcessEnd("trainer 2", "", 0)),
+        (leaves(259), ProcessEnd("trainer 2", "", 3)),
+        (leaves("no"), ProcessEnd("trainer 2", "", 1, ("no",))),
+        (loses, ProcessEnd("trainer 2", "", 1, LOST, LOST[0].partition(": ")[2])),
+    ],
+)
+def test_a_function_ends_as_a_script(
+    function: Callable[[], Any], end: ProcessEnd, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a status, the traceback of its exception, which is printed as well, and its value."""
+    found = FunctionActor(2).call(function, ())
+
+    assert capsys.readouterr().err == "".join(f"{line}\n" for line in found.tail)
+    assert replace(found, tail=found.tail[-1:]) == end
+
+
+def test_an_error_of_ray_s_is_an_end() -> None:
+    """An actor that is gone has lost its process; what its method raises is a failure.  A failure
+    of the process that is known says more, and an end with 0 less.
+    """
+    gone, raised = RuntimeError("the node\nhas died"), RuntimeError("wrapped")
+    raised.cause = ValueError("no")  # type: ignore[attr-defined]
+    told = ProcessEnd("server 0", "a", 2, ("unknown flag",))
+    place = ActorPlace("a", b"")
+
+    for error, known, end in (
+        (gone, None, ProcessEnd("server 0", "a", None, told="the node has died")),
+        (raised, None, ProcessEnd("server 0", "a", 1, ("ValueError: no",))),
+        (
+            raised,
+            ProcessEnd("server 0", "a", 0),
+            ProcessEnd("server 0", "a", 1, ("ValueError: no",)),
+        ),
+        (gone, told, told),
+    ):
+        process = RayProcess("server", 0, place=place, end=known)
+        process.fail(error)
+
+        assert process.end == end
+        assert process.lost is (end.status is None)
+
+
 def test_the_cause_comes_first() -> None:
     """An actor that is gone, then what a signal has killed, then who was not told by others."""
-    told = Failure("trainer", 0, "a", 1, told="pserver.errors.TrainerLost: trainer 1")
-    plain = Failure("trainer", 1, "b", 3, ("Traceback", "ValueError: no"))
-    killed = Failure("server", 0, "b", 137)
-    gone = Failure("server", 1, "c", None, gone="its node has died")
+    told = ProcessEnd("trainer 0", "a", 1, told="pserver.errors.TrainerLost: trainer 1")
+    plain = ProcessEnd("trainer 1", "b", 3, ("Traceback", "ValueError: no"))
+    killed = ProcessEnd("server 0", "b", 137)
+    gone = ProcessEnd("server 1", "c", None, told="its node has died")
 
     error = ProcessFailed([told, plain, killed, gone], 0)
 
     assert error.failures == [gone, killed, plain, told]
     assert error.exit_status == 1
-    assert "server 0 on node b failed with status 137 (killed by SIGKILL)" in str(error)
+    assert str(error).splitlines()[:2] == [
+        "server 1 on node c was lost: its node has died",
+        "server 0 on node b failed with status 137 (killed by SIGKILL)",
+    ]
 
     alone = ProcessFailed([told, plain], 2)
 
