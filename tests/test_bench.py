@@ -243,7 +243,14 @@ def promises() -> dict[str, dict[str, Any]]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "only", [RARE("wire/program"), "wire/shm async", RARE("writes"), RARE("movielens/1 x 1")]
+    "only",
+    [
+        RARE("wire/program"),
+        "wire/shm async",
+        RARE("writes"),
+        RARE("movielens/1 x 1"),
+        RARE("overlap/tables async"),
+    ],
 )
 def test_rows_are_measured_printed_and_written(only: str, tmp_path: Path):
     """A row at a tiny size ends in the table and, whole, in the JSON file."""

@@ -18,6 +18,7 @@ GROUPS = {  # a picture: its title, and how the names of its rows begin
     "tables": ("Tables", ("table/", "sampled softmax/")),
     "trainers": ("Among trainers", ("collective/", "mixed/")),
     "survival": ("What surviving costs", ("survival/",)),
+    "overlap": ("Hidden behind the device", ("overlap/",)),
     "data": ("Reading data", ("data/",)),
     "paddle": ("Beside PaddlePaddle", ("paddle/",)),
     "gpu": ("On a GPU", ("gpu/",)),

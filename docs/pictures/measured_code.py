@@ -33,6 +33,7 @@ MEASURES = {  # by how a row's name begins
         *(*_WIRE, "pserver/checkpoint", "pserver/job_log", "pserver/leases", "pserver/storage"),
         *("trainer/checkpoint", "trainer/data", "trainer/job", "trainer/samplers"),
     ),
+    "overlap/": _TABLES,
     "data/": ("trainer/data",),
     "paddle/": _TABLES,
     "gpu/": _TABLES,

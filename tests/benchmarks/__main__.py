@@ -44,6 +44,7 @@ GROUPS = (
         "sampled",
         "ctr",
         "movielens",
+        "overlap",
         "parsing",
         "sharded",
         "gpus",

@@ -365,9 +365,10 @@ def main(arguments: Sequence[str]) -> None:
     """Plays the role."""
     from ctr_roles import ROLES as CLICKS
     from movielens_roles import ROLES as FILMS
+    from overlap_roles import ROLES as DEVICES
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    (ROLES | CLICKS | FILMS)[arguments[0]](
+    (ROLES | CLICKS | FILMS | DEVICES)[arguments[0]](
         *(int(word) if word.lstrip("-").isdigit() else word for word in arguments[1:])
     )
 
