@@ -102,7 +102,8 @@ def test_what_s3_says_names_the_url(s3: dict[str, str], monkeypatch: pytest.Monk
     for key, value in s3.items():
         monkeypatch.setenv(key, value)
     for path in ("s3://nowhere/a.csv", "s3://nowhere/a.parquet", "s3://nowhere/a-*.csv"):
-        with pytest.raises(FileNotFoundError, match=r"^s3://nowhere/a.*bucket"):
+        # a driver of 2025 finds nothing in a bucket that is not there
+        with pytest.raises(FileNotFoundError, match=r"^s3://nowhere/a.*(bucket|matches it)"):
             read(fleet.QueueDataset, [path], parser=path[-7:].rpartition(".")[2])
     with pytest.raises(OSError, match=r"^s3://\*\*\*@bucket/a: ParamValidation") as raised:
         read(fleet.QueueDataset, ["s3://ann:sesame@bucket/a"])
