@@ -695,8 +695,8 @@ def records_without_samples(patch: Patch) -> None:
     """Those of a record whose step it had not applied are dealt out again."""
     right = Coordination._follow
 
-    def follow(coordination: Coordination, entry: Sequence[Any]) -> None:
-        if entry[0] != "record" and coordination._unheard:
+    def follow(coordination: Coordination, entry: OwnEntry) -> None:
+        if entry.WhichOneof("what") != "record" and coordination._unheard:
             right(coordination, entry)
 
     patch.setattr(Coordination, "_follow", follow)
