@@ -109,6 +109,7 @@ class MemoryBudget:
     ) -> None:
         self._limit, self._slices, self._tables = limit_bytes, slices_bytes, tables
         self._texts = texts
+        self._lock = threading.Lock()  # guards the next
         self._granted = 0  # bytes of new rows for which no table is asked what it holds
 
     def has_room(self, arriving: Mapping[str, int]) -> bool:
@@ -118,21 +119,22 @@ class MemoryBudget:
         for a small part of it.
         """
         more = self._growth(arriving)
-        if more <= self._granted:
-            self._granted -= more
-            return True
-        left = self.left
-        self._granted = max(left // GRANTED - more, 0)
+        with self._lock:
+            if more <= self._granted:
+                self._granted -= more
+                return True
+            left = self.left
+            self._granted = max(left // GRANTED - more, 0)
         return more <= left
 
     @property
     def left(self) -> int:
         """The bytes that the server may still take."""
-        held = sum([table.bytes_held for table in self._tables.values()])
+        held = sum(table.bytes_held for table in self._tables.values())
         return self._limit - self._slices - held - self._texts()
 
     def _growth(self, arriving: Mapping[str, int]) -> int:
-        return sum([self._tables[name].growth(count) for name, count in arriving.items()])
+        return sum(self._tables[name].growth(count) for name, count in arriving.items())
 
     def check(self, arriving: Mapping[str, int]) -> None:
         """Returns if there is room for so many new rows, by table.
@@ -140,6 +142,8 @@ class MemoryBudget:
         Raises:
             Refused: there is not.
         """
+        with self._lock:
+            self._granted = 0  # what is checked here may take it
         left, more = self.left, self._growth(arriving)
         if more > left:
             names = ", ".join(map(repr, arriving))

@@ -42,6 +42,20 @@ def test_slices_and_all_tables_share_one_limit() -> None:
         budget.check({"a": 30, "b": 21})
 
 
+def test_room_that_was_granted_is_not_given_twice() -> None:
+    """A part of the room is given to pushes without a look; rows that are loaded may take it."""
+    rows = table()
+    budget = MemoryBudget(rows.bytes_held + 1000 * rows.row_bytes, 0, {"emb": rows})
+    assert budget.has_room({"emb": 1}) and budget.has_room({"emb": 2})
+
+    budget.check({"emb": 900})
+    loaded = 0
+    while budget.left >= 12 * rows.row_bytes:
+        push(rows, loaded, 1)
+        loaded += 1
+    assert not budget.has_room({"emb": 12})
+
+
 def test_a_bounded_table_asks_for_its_bound_only(tmp_path: Path) -> None:
     """Rows beyond a capacity replace others; those beyond ``memory_bytes`` go to disk."""
     bounded = {"full": table("full", capacity=10), "tiered": table("tiered", memory_bytes=4096)}
