@@ -630,8 +630,8 @@ class Communicator:
             ValueError: it has another dtype or number of elements than its slice, or is sparse.
         """
         placement, slice_ = self._all.owner(name)
-        self._begin(placement.lane)
         here = local_gradient(placement, name, gradient, slice_.shape)
+        self._begin(placement.lane)
         self.lanes[placement.lane].send({name: here})
 
     def send_whole(self, gradients: Mapping[str, torch.Tensor]) -> None:
@@ -645,11 +645,11 @@ class Communicator:
             ValueError: see :meth:`send`; nothing of the lane is queued.
         """
         for lane, own in self._all.by_lane(gradients).items():
-            self._begin(lane)
             whole = {
                 placement.name: local_gradient(placement, placement.name, gradient, placement.shape)
                 for placement, gradient in own
             }
+            self._begin(lane)
             cuts = self._options.runtime_split_send_recv and self.plan.lanes[lane].kind.queues
             self.lanes[lane].send(whole if cuts else self._all.cut(whole))
 

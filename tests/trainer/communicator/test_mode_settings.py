@@ -83,6 +83,20 @@ def server() -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_gradient_that_does_not_fit_leaves_nothing_of_the_step(server: Server, mode: str) -> None:
+    """It is refused before the step begins; the next one is as if it had never come."""
+    bare = Bare(server.endpoint, modes={"*": mode})
+    for wrong in (torch.ones(8, dtype=torch.float64), torch.ones(7), torch.ones(8).to_sparse()):
+        with pytest.raises(ValueError, match="the gradient of 'w'"):
+            bare.communicator.send_whole({"w": wrong})
+        assert not bare.communicator.has_sent(0)
+    bare.step()
+    bare.communicator.lanes[0].drain()
+
+    assert bare.close() == 1.0
+
+
 @pytest.mark.observes("a_sync_configs.max_merge_var_num")
 @pytest.mark.slow
 def test_max_merge_var_num_merges_steps(server: Server) -> None:
