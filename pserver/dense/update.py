@@ -464,8 +464,7 @@ class SliceUpdate:
         if self.updater is None:
             self.value.add_(gradient)
             return
-        if self.clip is not None or self.scaled is not None:
-            self.clip_gradient(gradient, scale)
+        self.clip_gradient(gradient, scale)
         # Zheng et al.: Asynchronous SGD with delay compensation, 2017, eq. 10
         if self.compensation and before is not None:
             gradient.addcmul_(gradient * gradient, self.value - before, value=self.compensation)

@@ -223,7 +223,7 @@ class SyncRound:
     @property
     def overflow(self) -> bool:
         """Whether a trainer saw a gradient that is not finite: then no trainer takes the step."""
-        return any([step.overflow for step in self.steps.values()])
+        return any(step.overflow for step in self.steps.values())
 
     @property
     def counted(self) -> list[Step]:
@@ -296,12 +296,12 @@ class SyncRound:
         step.state = StepState.DROPPED
         return True
 
-    def refuses(self, trainer: int) -> bool:
-        """Whether nothing of a trainer's step is applied because of values that are not finite, or
-        outliers, its own or, where the round is skipped, another's.
+    def refuses(self) -> Collection[int]:
+        """The trainers of whose steps nothing is applied because of values that are not finite, or
+        outliers, their own or, where the round is skipped, another's.
         """
-        others = () if self.goes_on_without else self.steps.values()
-        return bool(self.steps[trainer].refused) or any(each.refused for each in others)
+        found = [trainer for trainer, step in self.steps.items() if step.refused]
+        return self.steps if found and not self.goes_on_without else found
 
     @property
     def nonfinite(self) -> tuple[NonFiniteStep, ...]:

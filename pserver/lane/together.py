@@ -44,12 +44,14 @@ class AppliedRounds:
 
     def add(self, current: SyncRound) -> None:
         """Moves the watermark of every trainer in an applied round."""
+        overflow, refuses = current.overflow, current.refuses()
+        nonfinite, outliers = current.nonfinite, current.outliers
         for trainer, step in current.steps.items():
             member = self._state.members.by_trainer[trainer]
-            refuses = current.refuses(trainer)
-            self._state.measured.pushed(refused=refuses or current.overflow)
+            refused = trainer in refuses
+            self._state.measured.pushed(refused=refused or overflow)
             member.watermark(self._state.index).apply(
-                current.committed, current.overflow, refuses, current.nonfinite, current.outliers
+                current.committed, overflow, refused, nonfinite, outliers
             )
             step.state = StepState.APPLIED
             self._state.leases.decided(trainer, member.incarnation, step.leases)

@@ -320,12 +320,10 @@ class GradientAssembler:
         gradients = {}
         for name in self._updates:
             size = self._plain.get(name)
-            if size and self._received.get(name) == size and self._step == step:
-                if name not in missing:
-                    gradients[name] = self._buffers[name]
-                    continue
-            parts = self._form(name)
-            if self._has_arrived(name, parts, step, name in missing):
+            whole = size and self._received.get(name) == size and self._step == step
+            if whole and name not in missing:
+                gradients[name] = self._buffers[name]
+            elif self._has_arrived(name, parts := self._form(name), step, name in missing):
                 gradients[name] = self._decoded(name, parts)
         self._received, self._odd = {}, set()
         return gradients

@@ -80,7 +80,7 @@ Buffer = memoryview | bytes | bytearray
 
 def bytes_of(payload: Sequence[Buffer]) -> int:
     """The bytes of a payload that is sent."""
-    return sum([memoryview(buffer).nbytes for buffer in payload])
+    return sum([memoryview(buffer).nbytes for buffer in payload])  # a generator takes twice as long
 
 
 LANDED: Final = memoryview(b"")

@@ -100,8 +100,9 @@ class FrameSocket:
     def __init__(self, connection: socket.socket, checked: bool) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
-        # TLS has no flags, and hands out at most a record at once
-        self._flags = 0 if isinstance(connection, ssl.SSLSocket) else socket.MSG_WAITALL
+        # TLS has no flags, hands out at most a record at once, and to one place
+        self._scatters = not isinstance(connection, ssl.SSLSocket)
+        self._flags = socket.MSG_WAITALL if self._scatters else 0
         self._checked = checked
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._begin = self._end = 0  # of what was read into the buffer and not taken yet
@@ -166,7 +167,7 @@ class FrameSocket:
         if size == 0:
             return header, memoryview(b"")
         targets = land(header, size) if land is not None and size >= LANDING_BYTES else None
-        direct = targets is not None and (bool(self._flags) or len(targets) <= FEW)
+        direct = targets is not None and (self._scatters or len(targets) <= FEW)
         places = targets if direct and targets is not None else [self._blank(size)]
         self._read(places)
         if self._checked:
@@ -220,7 +221,7 @@ class FrameSocket:
             self._begin += have
             first = _behind(left, first, have)
         while first < len(left):
-            if first + 1 < len(left) and self._flags:  # TLS reads to one place at a time
+            if self._scatters and first + 1 < len(left):
                 some = left[first : first + MOST_BUFFERS]
                 got = self._socket.recvmsg_into(some, 0, self._flags)[0]
             else:

@@ -133,7 +133,8 @@ class SyncSender:
         """Sends gradients, by slice; from a GPU, when their copies have been made."""
         self._begin()
         self._sent.update(gradients)
-        small: dict[int, list[tuple[str, torch.Tensor]]] = {}  # by server: those of one frame
+        # by server: those that share frames; others leave before the next is encoded
+        small: dict[int, list[tuple[str, torch.Tensor]]] = {}
         for name, gradient in gradients.items():
             if is_on_gpu(gradient):
                 if name not in self._buffers:

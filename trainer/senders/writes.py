@@ -347,7 +347,8 @@ class ExternalWrites:
         numbers = {name: number for number, name in enumerate(self._names)}
         self._of_lane = {index: [numbers[name] for name in names[index]] for index in self._lanes}
         self._samples = Samples(self._tensors)
-        self._counts = [not tensor.is_inference() for tensor in self._tensors]
+        # whether torch counts the operations that write to it
+        self._counted = [not tensor.is_inference() for tensor in self._tensors]
         self._versions = [version(tensor) for tensor in self._tensors]
         self._held_back = held_back
         self._steps = dict.fromkeys(self._lanes, 0)  # begun, by lane
@@ -523,7 +524,8 @@ class ExternalWrites:
     def _note(self, numbers: Iterable[int]) -> None:
         listed = list(numbers)
         for number in listed:
-            self._versions[number] = self._counts[number] and self._tensors[number]._version
+            if self._counted[number]:
+                self._versions[number] = self._tensors[number]._version
         self._samples.note(listed)
 
     def _suspects(self, lane: int) -> tuple[list[int], PendingLook]:
@@ -531,7 +533,7 @@ class ExternalWrites:
         have changed, and a look at the samples of the others.
         """
         versions, tensors, numbers = self._versions, self._tensors, self._of_lane[lane]
-        counts = self._counts
+        counts = self._counted
         counted = [n for n in numbers if counts[n] and tensors[n]._version != versions[n]]
         return counted, self._samples.look(
             [n for n in numbers if n not in counted] if counted else numbers
