@@ -1,4 +1,4 @@
-"""What seven steps cost at both ends, counted: held against ``tests/testdata/costs/``."""
+"""The costs of seven steps at both ends, counted: held against ``tests/testdata/costs/``."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class JobRequest:
                 raise TypeError(f"arguments: a script's are texts, got {argument!r}")
         for flag in self.server_flags:
             if flag.partition("=")[0] in FLAGS_OF_OURS:
-                raise ValueError(f"server_flags: {flag} is not for the user to say here")
+                raise ValueError(f"server_flags: pserver.ray.run sets {flag}: leave it out")
         for variable, value in self.environment.items():
             if not isinstance(value, str):
                 raise TypeError(f"environment: expected a text for {variable}, got {value!r}")

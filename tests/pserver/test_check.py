@@ -271,7 +271,7 @@ def test_how_the_script_is_started(text: str, end: str, capsys: pytest.CaptureFi
 
 
 def test_a_script_with_a_transpiler_captures_a_step() -> None:
-    """What is minimized becomes the step of pserver.capture; its inputs stay inputs."""
+    """The minimized loss becomes the step of pserver.capture; its inputs stay inputs."""
     found = uses(
         "import paddle.fluid as fluid\nx = fluid.layers.data(name='x', shape=[4], lod_level=0)\n"
         "fluid.optimizer.SGD(0.1).minimize(x)\nt = fluid.DistributeTranspiler()\n"

@@ -513,7 +513,7 @@ def _ragged(name: str) -> str:
 
 
 def _filled(name: str) -> str:
-    """What to do about an empty field, or a null; of a label never to fill it."""
+    """Advises about an empty field, or a null; never to fill a label."""
     skip = "on_error='skip' leaves it out"
     if LABEL.fullmatch(name):
         return f"; a row without its label trains nothing: {skip}; to predict, name no slot for it"

@@ -709,7 +709,7 @@ def _nothing(files: Sequence[str]) -> ValueError:
 
 
 def _instead_of(keyword: str, parser: Any) -> str:
-    """What to write in the place of a keyword that :meth:`FileDataset.init` lacks."""
+    """Says how to write a keyword that :meth:`FileDataset.init` lacks."""
     from trainer.data.formats import options_of
 
     entry = member("InMemoryDataset", "init")

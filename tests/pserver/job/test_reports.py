@@ -60,7 +60,7 @@ def test_a_status_hands_reports_on(served: Served) -> None:
 
 
 def test_wrong_lines_that_trainers_tell_are_added_up(served: Served) -> None:
-    """What is told again counts once."""
+    """A repeated report counts once."""
     job, listener = served
     trainer = Trainer(job, listener, plan_of(), 0)
     for told in (3, 3, 5, 5):

@@ -59,7 +59,11 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
         ({"server_resources": {"CPU": -1}}, ValueError, "server_resources: .* 0 or more .* got -1"),
         ({"environment": {"A": 1}}, TypeError, "environment: expected a text for A, got 1"),
         ({"environment": {"TRAINER_ID": "1"}}, ValueError, "TRAINER_ID follows from the job's"),
-        ({"server_flags": ["--endpoint", "a:1"]}, ValueError, "--endpoint is not for the user"),
+        (
+            {"server_flags": ["--endpoint", "a:1"]},
+            ValueError,
+            "pserver.ray.run sets --endpoint: leave it out",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(wrong: dict[str, Any], kind: type[Exception], message: str) -> None:

@@ -170,7 +170,7 @@ class Others(JobTrainers):
 def test_a_wrong_line_that_several_have_read_counts_once(
     kind: type[datasets.InMemoryDataset | datasets.QueueDataset], tmp_path: Path
 ) -> None:
-    """Where trainers share two files, in whichever folder each has them."""
+    """Trainers share two files, in whichever folder each has them."""
     all_told: list[Any] = []
     for number in range(3):
         folder = tmp_path / str(number)

@@ -646,7 +646,7 @@ def test_a_wrong_line_is_named(
 def test_a_forgotten_delimiter_is_guessed(
     text: str, settings: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
-    """Where a line is one field: the error has the delimiter that it seems to have, and no more."""
+    """A line that is one field: the error has the delimiter that it seems to have, and no more."""
     path = tmp_path / "a.csv"
     path.write_text(text)
     form = CsvLines([Slot("label", "float32"), N], **settings)
