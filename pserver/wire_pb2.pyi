@@ -1049,7 +1049,7 @@ class Scan(_message.Message):
     def __init__(self, table: _Optional[str] = ..., cursor: _Optional[int] = ..., limit: _Optional[int] = ..., changed_since_save: _Optional[bool] = ..., mark_saved: _Optional[bool] = ..., materialized: _Optional[bool] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("hparams", "absent", "overflow", "omit_values", "metadata", "scale", "written", "buffers", "norms", "leases", "steps", "last")
+    __slots__ = ("hparams", "absent", "overflow", "omit_values", "metadata", "scale", "written", "buffers", "norms", "leases", "steps", "changes_after", "last")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1071,6 +1071,13 @@ class Commit(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class ChangesAfterEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     HPARAMS_FIELD_NUMBER: _ClassVar[int]
     ABSENT_FIELD_NUMBER: _ClassVar[int]
     OVERFLOW_FIELD_NUMBER: _ClassVar[int]
@@ -1082,6 +1089,7 @@ class Commit(_message.Message):
     NORMS_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_AFTER_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     hparams: _containers.RepeatedCompositeFieldContainer[GroupHparams]
     absent: _containers.RepeatedScalarFieldContainer[str]
@@ -1094,8 +1102,9 @@ class Commit(_message.Message):
     norms: _containers.RepeatedCompositeFieldContainer[PushNorm]
     leases: _containers.RepeatedCompositeFieldContainer[LeaseRange]
     steps: int
+    changes_after: _containers.ScalarMap[str, int]
     last: bool
-    def __init__(self, hparams: _Optional[_Iterable[_Union[GroupHparams, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., overflow: _Optional[bool] = ..., omit_values: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, str]] = ..., scale: _Optional[_Mapping[str, float]] = ..., written: _Optional[_Mapping[str, int]] = ..., buffers: _Optional[_Iterable[str]] = ..., norms: _Optional[_Iterable[_Union[PushNorm, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseRange, _Mapping]]] = ..., steps: _Optional[int] = ..., last: _Optional[bool] = ...) -> None: ...
+    def __init__(self, hparams: _Optional[_Iterable[_Union[GroupHparams, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., overflow: _Optional[bool] = ..., omit_values: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, str]] = ..., scale: _Optional[_Mapping[str, float]] = ..., written: _Optional[_Mapping[str, int]] = ..., buffers: _Optional[_Iterable[str]] = ..., norms: _Optional[_Iterable[_Union[PushNorm, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseRange, _Mapping]]] = ..., steps: _Optional[int] = ..., changes_after: _Optional[_Mapping[str, int]] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class PushNorm(_message.Message):
     __slots__ = ("variable", "norm", "rows")
@@ -1123,7 +1132,7 @@ class GroupHparams(_message.Message):
     def __init__(self, group: _Optional[int] = ..., values: _Optional[_Mapping[str, _program_pb2.Hparam]] = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("version", "committed", "overflow", "cursor", "metadata", "checksums", "refused", "nonfinite", "outliers")
+    __slots__ = ("version", "committed", "overflow", "cursor", "metadata", "checksums", "refused", "nonfinite", "outliers", "changes")
     class ChecksumsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1131,6 +1140,13 @@ class Done(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class ChangesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: RowChanges
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[RowChanges, _Mapping]] = ...) -> None: ...
     VERSION_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     OVERFLOW_FIELD_NUMBER: _ClassVar[int]
@@ -1140,6 +1156,7 @@ class Done(_message.Message):
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     NONFINITE_FIELD_NUMBER: _ClassVar[int]
     OUTLIERS_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
     version: int
     committed: int
     overflow: bool
@@ -1149,7 +1166,18 @@ class Done(_message.Message):
     refused: bool
     nonfinite: _containers.RepeatedCompositeFieldContainer[NonFinite]
     outliers: _containers.RepeatedCompositeFieldContainer[OutlierPush]
-    def __init__(self, version: _Optional[int] = ..., committed: _Optional[int] = ..., overflow: _Optional[bool] = ..., cursor: _Optional[int] = ..., metadata: _Optional[str] = ..., checksums: _Optional[_Mapping[str, int]] = ..., refused: _Optional[bool] = ..., nonfinite: _Optional[_Iterable[_Union[NonFinite, _Mapping]]] = ..., outliers: _Optional[_Iterable[_Union[OutlierPush, _Mapping]]] = ...) -> None: ...
+    changes: _containers.MessageMap[str, RowChanges]
+    def __init__(self, version: _Optional[int] = ..., committed: _Optional[int] = ..., overflow: _Optional[bool] = ..., cursor: _Optional[int] = ..., metadata: _Optional[str] = ..., checksums: _Optional[_Mapping[str, int]] = ..., refused: _Optional[bool] = ..., nonfinite: _Optional[_Iterable[_Union[NonFinite, _Mapping]]] = ..., outliers: _Optional[_Iterable[_Union[OutlierPush, _Mapping]]] = ..., changes: _Optional[_Mapping[str, RowChanges]] = ...) -> None: ...
+
+class RowChanges(_message.Message):
+    __slots__ = ("position", "any", "ids")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    ANY_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    any: bool
+    ids: bytes
+    def __init__(self, position: _Optional[int] = ..., any: _Optional[bool] = ..., ids: _Optional[bytes] = ...) -> None: ...
 
 class NonFinite(_message.Message):
     __slots__ = ("trainer_id", "step", "variables")

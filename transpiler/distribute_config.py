@@ -181,6 +181,7 @@ class DistributeTranspilerConfig:
     outlier_factor: float
     lost_trainer: str
     buffers: str
+    row_invalidation: bool
     nccl_comm_num: int
     use_hierarchical_allreduce: bool
     hierarchical_allreduce_inter_nranks: int

@@ -171,6 +171,7 @@ class Channel(RetryingStream):
         buffers: Collection[str] = (),
         leases: Iterable[EpochRange] = (),
         steps: int = 1,
+        changes_after: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """Queues the end of a step.
 
@@ -187,6 +188,8 @@ class Channel(RetryingStream):
             leases: the positions of epochs that the step has consumed; to server 0, in its first
                 lane.
             steps: of the script that the message brings.
+            changes_after: by table, the position since which the reply is to tell what other
+                trainers have changed.
         """
         groups = [
             GroupHparams(group=group, values=hparams_to_proto(values))
@@ -206,6 +209,7 @@ class Channel(RetryingStream):
             buffers=buffers,
             leases=[wire.LeaseRange(epoch=n, start=a, stop=b) for n, a, b in leases],
             steps=steps if steps > 1 else 0,
+            changes_after=changes_after or None,
         )
         if self.heard is not None:
             self._awaited.reply.add_done_callback(

@@ -7,6 +7,9 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
+from pserver.errors import CorruptFrame
 from pserver.finite import NonFiniteStep
 from pserver.transport.arrays import OutlierPush, PushNorm
 from pserver.wire_pb2 import (
@@ -18,6 +21,7 @@ from pserver.wire_pb2 import (
     Part,
     RecordingStatus,
     Roll,
+    RowChanges,
 )
 from pserver.wire_pb2 import TableStatus as TableStatusMessage
 from transpiler.files import bounded_json
@@ -62,6 +66,34 @@ class MissedValues:
 # ---- replies ----
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ChangedRows:
+    """The rows of a table that other trainers have changed.
+
+    Attributes:
+        position: up to which a server tells them.
+        ids: int64[u], each once; None: any row may have changed.
+    """
+
+    position: int
+    ids: np.ndarray | None
+
+    @classmethod
+    def from_message(cls, told: RowChanges) -> ChangedRows:
+        """The same as a plain value.
+
+        Raises:
+            CorruptFrame: its ids are not whole numbers of 64 bits.
+        """
+        if len(told.ids) % 8:
+            raise CorruptFrame(f"expected ids of 8 bytes each, got {len(told.ids)} bytes of them")
+        return cls(told.position, None if told.any else np.frombuffer(told.ids, "<i8"))
+
+
+def _changed(done: Done) -> dict[str, ChangedRows]:
+    return {name: ChangedRows.from_message(told) for name, told in done.changes.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """The end of a server's answer to one request; values have arrived at their destinations.
@@ -77,6 +109,7 @@ class Reply:
         nonfinite: the steps in this update with such values.
         outliers: what in this update is far beyond its trainer's history.
         checksums: of the variables that were asked for, by name.
+        changes: of rows by other trainers, by table, where the step asked for them.
     """
 
     version: int = 0
@@ -88,6 +121,7 @@ class Reply:
     refused: bool = False
     nonfinite: tuple[NonFiniteStep, ...] = ()
     outliers: tuple[OutlierPush, ...] = ()
+    changes: Mapping[str, ChangedRows] = field(default_factory=dict)
 
     @classmethod
     def from_message(cls, done: Done) -> Reply:
@@ -95,6 +129,7 @@ class Reply:
 
         Raises:
             ValueError: its metadata are not JSON.
+            CorruptFrame: ids of changed rows are not whole.
         """
         metadata = bounded_json.loads(done.metadata) if done.metadata else {}
         return cls(
@@ -119,6 +154,7 @@ class Reply:
                 )
                 for each in done.outliers
             ),
+            _changed(done) if done.changes else {},
         )
 
     def joined(self, others: Sequence[Reply]) -> Reply:

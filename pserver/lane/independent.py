@@ -177,7 +177,8 @@ class IndependentSteps:
                 self._slices.update(name, step)
             elif (rows := step.row_gradients.pop(name, None)) is not None and not step.skipped:
                 before = step.rows_before.pop(name, None)
-                state.tables[name].update(rows, step.hparams, {}, update.time, before)
+                table = state.tables[name]
+                table.update(rows, step.hparams, {}, update.time, before, step.process)
 
     def _applied(self, member: Member, step: Step, began: float) -> None:
         """Ends a step, which has been applied."""

@@ -27,6 +27,8 @@ import numpy as np
 import torch
 
 from pserver.errors import Refused
+from pserver.job_log.records import Process
+from pserver.table.changes import RowChanges, TableChanges, tells_changes
 from pserver.table.gradient import RowGradient, RowsBefore
 from pserver.table.snapshots import TableCut
 from pserver.table.table import RowsRead, compile_kernels
@@ -183,6 +185,7 @@ class LockedTable:
         self._adds, self._outer = lane.kind.servers_add, lane.kind.outer_optimizer
         self.any_trainer_loads = not lane.kind.waits_for_all
         self._compensation = lane.dc_asgd  # the factor lambda; 0: delays are not compensated
+        self._changes = RowChanges() if tells_changes(table, lane) else None
         # one message may be read for, while others wait and one is applied
         self._read = RowsRead(table.dim, np.dtype(table.computes_in).type, lane.send_queue_size + 2)
         self._clock = clock
@@ -226,6 +229,7 @@ class LockedTable:
         scale: Mapping[str, float],
         now: float | None = None,
         before: RowsBefore | None = None,
+        process: Process | None = None,
     ) -> None:
         """Takes one step: by the rules of the table's segments; or, where trainers step by
         themselves, by adding what they have changed, or by an outer optimizer, to which the
@@ -237,6 +241,7 @@ class LockedTable:
             scale: the commit's clipping coefficients.
             now: the time of the step, in seconds since 1970; None: the clock's.
             before: the rows as the gradient's trainer has read them, where delays are compensated.
+            process: of that trainer, where trainers step by themselves.
         """
         if self.clamp is not None:
             gradient.rows.clamp_(*self.clamp)
@@ -251,6 +256,8 @@ class LockedTable:
             counted = statistics, now
             if self._adds:
                 self.rows.add(ids, values, *counted)
+                if self._changes is not None:
+                    self._changes.note(process, ids)
             elif self._outer:  # its hparams are those of the plan
                 self.rows.update(ids, np.negative(values, out=values), [{}], *counted)
             else:
@@ -261,6 +268,15 @@ class LockedTable:
                 if self._compensation and before is not None:
                     self._compensate(gradient, before, now)
                 self.rows.update(ids, values, by_segment, *counted)
+
+    def changes_since(self, process: Process, position: int) -> TableChanges | None:
+        """The rows that other trainers have changed since a position, see
+        :class:`~pserver.table.changes.RowChanges`; None: the server does not note them.
+        """
+        if self._changes is None:
+            return None
+        with self._lock:
+            return self._changes.since(process, position)
 
     def read_before(self, gradient: RowGradient, trainer: int) -> RowsBefore | None:
         """A gradient's rows as its trainer has read them, for :meth:`update`; called once for each
@@ -296,7 +312,7 @@ class LockedTable:
         except ValueError as error:
             raise Refused(str(error)) from error
 
-    def _refusing(self, use: Callable[[], None]) -> None:
+    def _refusing(self, use: Callable[[], object]) -> None:
         """Calls ``use``; a ValueError of the pure table becomes Refused."""
         try:
             use()
@@ -352,7 +368,7 @@ class LockedTable:
             Refused: the chunk is of another table.
         """
         with self._lock:
-            self._read.clear()
+            self._forget_reads()
             if chunk.keys() == {"ids", "values"}:
                 self._refusing(lambda: self.rows.assign(chunk["ids"], chunk["values"]))
             else:
@@ -373,11 +389,17 @@ class LockedTable:
         def restore() -> None:
             known = bounded_json.loads(metadata)
             self.rows.clear()
-            self._read.clear()
+            self._forget_reads()
             self.rows.restore(known)
 
         with self._lock:
             self._refusing(restore)
+
+    def _forget_reads(self) -> None:
+        """Forgets what trainers have read and changed, because rows are loaded."""
+        self._read.clear()
+        if self._changes is not None:
+            self._changes.forget()
 
     @property
     def now(self) -> float:
@@ -414,5 +436,8 @@ class LockedTable:
 
     @property
     def bytes_held(self) -> int:
-        """Bytes of the rows and of their index, and of what is kept for delay compensation."""
-        return self.rows.bytes_held + self._read.bytes_held
+        """Bytes of the rows and of their index, of what is kept for delay compensation, and of the
+        ids of changed rows.
+        """
+        noted = 0 if self._changes is None else self._changes.bytes_held
+        return self.rows.bytes_held + self._read.bytes_held + noted

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -43,16 +44,24 @@ from pserver.wire_pb2 import (
     NonFinite,
     OutlierPush,
     PushNorm,
+    RowChanges,
 )
 from transpiler.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from pserver.table.changes import TableChanges
 
 # ---- answers ----
 #
 # The frames that end an answer, and what steps say of values that are not finite, and of norms.
 
 
-def done_of(outcome: Outcome) -> Done:
-    """The contents of DONE about a step."""
+def done_of(outcome: Outcome, changes: Mapping[str, TableChanges]) -> Done:
+    """The contents of DONE about a step.
+
+    Args:
+        changes: of rows by other trainers, by table.
+    """
     return Done(
         version=outcome.version,
         committed=outcome.committed,
@@ -71,7 +80,14 @@ def done_of(outcome: Outcome) -> Done:
             )
             for each in outcome.outliers
         ],
+        changes={name: _message(each) for name, each in changes.items()} if changes else None,
     )
+
+
+def _message(changes: TableChanges) -> RowChanges:
+    if changes.ids is None:
+        return RowChanges(position=changes.position, any=True)
+    return RowChanges(position=changes.position, ids=changes.ids.astype("<i8").tobytes())
 
 
 def nonfinite_steps(

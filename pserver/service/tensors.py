@@ -18,6 +18,8 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -70,6 +72,9 @@ from pserver.transport.memory import ZONE_BYTES, ZoneMemory
 from pserver.transport.stream import Buffer, Offer, SequencedStream, bytes_of
 from pserver.wire_pb2 import Commit, Done, Frame, Hello, Kind, Norms, Part
 from transpiler.formats.messages import hparams_from_proto
+
+if TYPE_CHECKING:
+    from pserver.table.changes import TableChanges
 
 # ---- gradient assembler ----
 #
@@ -549,6 +554,7 @@ class TensorService:
                 outcome,
                 step,
                 in_place=True,
+                changes_after=header.commit.changes_after,
             )
         finally:
             task.finish()
@@ -665,6 +671,7 @@ class TensorService:
         outcome: Callable[[], Outcome],
         step: int = 0,
         in_place: bool = False,
+        changes_after: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """Sends the values of these variables, each when the iterator names it, and then DONE with
         the outcome.
@@ -672,6 +679,8 @@ class TensorService:
         Args:
             in_place: the trainer may read them where they are; otherwise it gets copies, which it
                 cannot miss.
+            changes_after: by table, the position since which the trainer wants to know of changes
+                by others.
         """
         self._check_place()
         began = now() if self._times.spans.on else 0.0
@@ -680,12 +689,20 @@ class TensorService:
             self._stream.send(header, payload)
             self._job.sent[self._member.transport] += bytes_of(payload)
         result = outcome()
-        self._stream.send(Frame(kind=Kind.DONE, step=step, done=done_of(result)))
+        changes = self._changes(changes_after) if changes_after else {}
+        self._stream.send(Frame(kind=Kind.DONE, step=step, done=done_of(result, changes)))
         if began:
             self._times.answered(began, step)
         # 0, 1, 2, 4, ...: see [Note: holes] in telemetry/memory.py
         if not result.version & (result.version - 1):
             trim_memory()
+
+    def _changes(self, after: Mapping[str, int]) -> dict[str, TableChanges]:
+        """The changes of rows by other trainers, by table, where the server notes them."""
+        tables, process = self._executor().tables, process_of(self._member)
+        asked = {name: position for name, position in after.items() if name in tables}
+        found = {name: tables[name].changes_since(process, asked[name]) for name in asked}
+        return {name: changes for name, changes in found.items() if changes is not None}
 
     def _read_all(
         self, names: Iterable[str], in_place: bool = False

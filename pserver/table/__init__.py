@@ -23,6 +23,8 @@ The files, in reading order::
     table       one table: checks of its input, and all of the above
     snapshots   a table as arrays, to save and load; a table as of one moment, read beside steps
     tiered      a table whose rows are partly on disk
+    copies      the servers' values of rows that a trainer steps, as far as it knows them
+    changes     the ids whose rows others have changed, for these copies
 
 This room is pure: no thread, lock, socket, clock or environment; times and steps are arguments.
 Only ``tiered`` has files, locks on them, and RocksDB.  It imports numpy, numba, torch, xxhash and

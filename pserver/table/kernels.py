@@ -21,15 +21,12 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 SOURCES = (
-    "lifecycle.py",
-    "deferred.py",
-    "deferred.py",
-    "rows.py",
+    "copies.py",
     "deferred.py",
     "ids.py",
     "index.py",
-    "rows.py",
     "kernels.py",
+    "lifecycle.py",
     "rows.py",
     "rules.py",
     "xxh3.py",

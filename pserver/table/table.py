@@ -316,7 +316,7 @@ class SparseTable:
         hparams: Sequence[Mapping[str, Hparam]],
         statistics: Array | None = None,
         now: float = 0.0,
-    ) -> None:
+    ) -> Array:
         """One step of the table: counts a push to every id, makes rows for those that are due, and
         applies the rules to the rows that the ids have.
 
@@ -327,6 +327,9 @@ class SparseTable:
             statistics: float32[u, 2], the shows and clicks of each id, for a table with a
                 ShowClickEntry; None: 1 and 0.
             now: seconds.
+
+        Returns:
+            int64[u]: the slots of the rows; -1 for an id that has none.
 
         Raises:
             TypeError: another dtype.
@@ -340,6 +343,7 @@ class SparseTable:
         slots = self._marked(ids)
         self._lifecycle.push(ids, slots, statistics, now)
         self._updater.take_step(slots, gradients, stepped)
+        return slots
 
     def _statistics(self, statistics: Array | None, count: int) -> Array | None:
         if self._lifecycle.entry is None:
@@ -381,7 +385,7 @@ class SparseTable:
         """Whether steps have moved rows that they did not touch."""
         return self._updater.has_history
 
-    def assign(self, ids: Array, values: Array, current: bool = True) -> None:
+    def assign(self, ids: Array, values: Array, current: bool = True) -> Array:
         """Sets rows, without asking the admission rule or the capacity.  A row keeps its state; a
         new one has that of new rows.
 
@@ -391,14 +395,70 @@ class SparseTable:
             current: a new row has taken all steps; otherwise, in a table whose rows were always
                 there, none.
 
+        Returns:
+            int64[u]: the slots of the rows.
+
         Raises:
             TypeError, ValueError: as :meth:`update`.
         """
         ids = self._ids(ids)
         values = self._array(values, (len(ids), self.table.dim), "values")
+        slots = self.begin(ids, current)
+        self._rows.set_values(slots, values)
+        return slots
+
+    def begin(self, ids: Array, current: bool = True) -> Array:
+        """Makes rows with their initial values for those ids that have none, as :meth:`assign`.
+
+        Returns:
+            int64[u]: the slots of all rows.
+
+        Raises:
+            TypeError, ValueError: as :meth:`update`.
+        """
+        ids = self._ids(ids)
         slots = self._marked(ids)
         self._lifecycle.ensure_rows(ids, slots, current)
-        self._rows.set_values(slots, values)
+        return slots
+
+    # ---- slots ----
+    #
+    # For a caller that keeps more of each row than the table does: a slot is a row's until the row
+    # is removed, or the table is cleared.
+
+    @property
+    def slots_used(self) -> int:
+        """The number of slots that were ever used: those that hold a row are below this."""
+        return self._rows.index.used
+
+    def slots_of(self, ids: Array) -> Array:
+        """The slots of the rows of ids, int64[n]; -1 where there is none.
+
+        Raises:
+            TypeError, ValueError: as :meth:`lookup`.
+        """
+        return self._rows.locate(self._ids(ids))
+
+    def ids_of(self, slots: Array) -> Array:
+        """The ids whose rows are in these slots, int64[n]; each holds one."""
+        ids: Array = self._rows.index.ids.array[slots]
+        return ids
+
+    def listed(self, cursor: int, limit: int) -> tuple[Array, int]:
+        """The slots from ``cursor`` on that hold a row, as many as ``limit``; and the next cursor,
+        -1 after the last one.
+        """
+        return self._rows.index.listed(cursor, limit)
+
+    def read(self, slots: Array, ids: Array, out: Array) -> None:
+        """As :meth:`lookup`, of rows whose slots are known; counts nothing.
+
+        Args:
+            slots: int64[n], -1 for an id without a row.
+            ids: int64[n].
+            out: [n, dim] of the dtype that the table computes in, written.
+        """
+        self._updater.read(slots, ids, out)
 
     # ---- whole tables ----
 

@@ -523,7 +523,7 @@ class TieredTable(SparseTable):
         hparams: Sequence[Mapping[str, Hparam]],
         statistics: Array | None = None,
         now: float = 0.0,
-    ) -> None:
+    ) -> Array:
         """As of :class:`SparseTable`.
 
         Raises:
@@ -532,8 +532,9 @@ class TieredTable(SparseTable):
         self._fetch(self._ids(ids))
         self._catch_up_in_turn()
         tracked, step = self._rows.has("step"), self.step
-        super().update(ids, gradients, hparams, statistics, now)
+        slots = super().update(ids, gradients, hparams, statistics, now)
         self._note_tracking(tracked, step)
+        return slots
 
     def _note_tracking(self, tracked: bool, step: int) -> None:
         """Notes the step from which records keep their last step, where that is new."""
@@ -548,10 +549,10 @@ class TieredTable(SparseTable):
         self._fetch(self._ids(ids))
         super().add(ids, deltas, statistics, now)
 
-    def assign(self, ids: Array, values: Array, current: bool = True) -> None:
+    def assign(self, ids: Array, values: Array, current: bool = True) -> Array:
         """As of :class:`SparseTable`."""
         self._fetch(self._ids(ids))
-        super().assign(ids, values, current)
+        return super().assign(ids, values, current)
 
     def scan(
         self,

@@ -40,6 +40,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "adaptive_localsgd_configs.init_k_steps": {"adaptive_localsgd": True},
     "adaptive_localsgd_configs.begin_step": {"adaptive_localsgd": True},
     "a_sync_configs.outer_optimizer": {"a_sync_configs": {"k_steps": 3}},
+    "a_sync_configs.row_invalidation": {"a_sync_configs": {"k_steps": 3}},
     "a_sync_configs.outlier_factor": {"a_sync_configs": {"outlier_push": "stop"}},
     "a_sync_configs.lost_trainer": {"a_sync": False},
     "pipeline": {"hybrid_configs": {"pp_degree": 2}},

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -37,6 +37,9 @@ from transpiler.ir.schema import DTYPES
 from transpiler.ir.tables import ShowClickEntry, Table
 from transpiler.plan.plan import Plan
 from transpiler.plan.planner import rules_of, stored
+
+if TYPE_CHECKING:
+    from trainer.senders.kstep_rows import GeoRows
 
 Chunk = dict[str, np.ndarray]
 Reader = Callable[[np.ndarray], np.ndarray]  # of int64 [n], each once: rows [n, dim]
@@ -145,15 +148,15 @@ class ServedTableStore:
     def mark_saved(self, name: str) -> None:
         self._lookups.mark_saved(name)
         if name in self._stepped():
-            self._stepped()[name].mark_saved()
+            self._stepped()[name].own.mark_saved()
 
     def described(self, name: str, known: Mapping[str, Any]) -> dict[str, Any]:
         table = self._plan.table(name)
         return _metadata(table, _by_columns(table, self._plan), known)
 
-    def _stepped(self) -> dict[str, SparseTable]:
+    def _stepped(self) -> dict[str, GeoRows]:
         return {
-            name: rows.own
+            name: rows
             for lane in self._lanes
             if isinstance(lane, KStepSender)
             for name, rows in lane.tables.items()
@@ -163,16 +166,12 @@ class ServedTableStore:
         return list(self._stepped())
 
     def stepped_chunks(self, name: str, changed: bool, metadata: dict[str, Any]) -> Iterator[Chunk]:
-        rows = self._stepped()[name]
+        rows = self._stepped()[name].own
         yield from chunks_of(rows, changed=changed)
         metadata[STEPPED] = rows.metadata()
 
     def load_stepped(self, name: str, chunks: Iterable[Chunk], metadata: Mapping[str, Any]) -> None:
-        rows = self._stepped()[name]
-        rows.clear()
-        for chunk in chunks:
-            rows.load(chunk)
-        rows.restore(metadata[STEPPED])
+        self._stepped()[name].restore(chunks, metadata[STEPPED])
 
     def check(self, name: str, metadata: Mapping[str, Any]) -> None:
         table = self._plan.table(name)

@@ -305,9 +305,14 @@ class GeoSender(KStepSender):
         """See :class:`KStepSender`."""
         for _, _, reply in self._under_way:
             reply.result()
-        if self._told < self._refused_outliers:
-            self._told = self._refused_outliers
-            for rows in self.tables.values():
+        self._tell_tables()
+
+    def _tell_tables(self) -> None:
+        """Tells the tables what the replies so far say of them."""
+        told, self._told = self._told, self._refused_outliers
+        for rows in self.tables.values():
+            rows.take_changes()
+            if told < self._told:
                 rows.restart()
 
     def drop_changes(self) -> None:
@@ -370,7 +375,14 @@ class GeoSender(KStepSender):
         leases: tuple[EpochRange, ...],
     ) -> Reply:
         reply, values = self._pipeline.exchange(
-            changed, hparams, False, self._staged.idle, tables, steps, leases=leases
+            changed,
+            hparams,
+            False,
+            self._staged.idle,
+            tables,
+            steps,
+            leases=leases,
+            feeds={name: rows.feed for name, rows in self.tables.items() if rows.feed is not None},
         )
         self._refused |= reply.refused
         if reply.refused and reply.outliers:
@@ -397,6 +409,7 @@ class GeoSender(KStepSender):
         """Takes in the last reply; its message, and those before, are no longer under way."""
         last = self._staged.apply(self._move)
         self._slices.flush_buffers()
+        self._tell_tables()
         while self._outliers and self._outliers[0] <= (last or 0):
             self._outliers.popleft()
         while self._under_way and (self._under_way[0][0] <= (last or 0)):
@@ -443,6 +456,9 @@ class GeoSender(KStepSender):
         else:
             self._drain_whole()
             self.writes.note()
+        self._tell_tables()
+        for rows in self.tables.values():
+            rows.ask_again()
 
     def _drain_whole(self) -> None:
         self._drain_to(0)

@@ -2,11 +2,18 @@
 
 [Note: geo, row by row]  A row that the trainer has looked up has two copies here: x, which it
 trains, and y, the server's value as far as this trainer knows it.  The time between two messages is
-a window.  The first lookup of a row in a window asks the server: from its z, x moves by z - y, and
-y becomes z (x = y = z for a row that is new here).  At the end of the window delta = (x - y) /
-trainers is sent for every row that was trained in it, and y moves by delta.  Only such a first
-lookup waits: for the server's reply to the last message, so that z includes everything that y
+a window.  At the end of the window delta = (x - y) / trainers is sent for every row that was
+trained in it, and y moves by delta.  A lookup asks the servers for rows whose y is stale: from such
+a row's z, x moves by z - y, and y becomes z (x = y = z for a row that is new here).  Only such a
+lookup waits: for the servers' replies to all messages, so that z includes everything that y
 includes.  Optimizer states stay with the trainer.
+
+The answers to messages tell the rows that other trainers have changed: their y is stale.  Where
+they do not, as the table's rows also change by other ways (admission, eviction, rounding), every y
+is stale when a window begins: see [Note: changes by others] in pserver/table/changes.py.  A flush
+makes every y stale, too.  As long as
+all changes since the table was empty have been told, a row that nobody has changed is not asked for
+at all.
 
 Under a rule that moves rows without touching them (a velocity runs on, weights decay), x moves away
 from y in windows in which the row is not trained.  That movement is sent with the row's next
@@ -14,8 +21,7 @@ window, and before the servers' values are read (:meth:`GeoRows.note_moved`).  I
 are a range a row exists from the first step on, whenever it is first looked up: it has missed the
 decay of all steps.
 
-A row has a slot from its first lookup on.  A slot holds y, and the numbers of the windows in which
-the row was last asked for and last trained, so that a window ends by counting up.
+y lies in the slot that x has: see pserver/table/copies.py.
 
 [Note: diloco, row by row]  As in geo mode a row has two copies here, x, which the trainer steps,
 and y, the servers' value: see [Note: geo, row by row] above.  Here a window is the time
@@ -31,18 +37,22 @@ asked for at once.  The states of the trainer's rule stay with it, as those of d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from pserver.client.channel import Hparams
+from pserver.table.changes import tells_changes
+from pserver.table.copies import ServedCopies
 from pserver.table.gradient import RowGradient, total_of
-from pserver.table.index import GrowingArray, Index
+from pserver.table.index import Index
 from pserver.table.table import SparseTable
 from pserver.transport.frames import DTYPES
 from trainer.embedding.rows import Arrived
+from trainer.senders.change_feed import ChangeFeed
 from trainer.senders.served_rows import CHUNK_ROWS, initial_of
 from transpiler.ir.tables import ShowClickEntry, Table
 from transpiler.plan.plan import Plan
@@ -57,6 +67,7 @@ from transpiler.plan.planner import rules_of
 Pull = Callable[[torch.Tensor], torch.Tensor]
 Array = np.ndarray
 Rows = tuple[torch.Tensor, torch.Tensor]  # ids, int64 [n], and values, [n, dim]
+MOST_OTHERS = 2**20  # ids that others have changed, and that are kept
 
 
 class GeoRows:
@@ -68,9 +79,14 @@ class GeoRows:
     Args:
         table, plan: of the job.
         pull: gives rows as the servers hold them.
-        wait_for_replies: waits until all sent messages are answered.
+        wait_for_replies: waits until all sent messages are answered; calls :meth:`take_changes`.
         read: gives all rows that the servers hold; None if they are too many.
+
+    Attributes:
+        feed: what answers tell of changes by others; None: they tell nothing.
     """
+
+    feed: ChangeFeed | None
 
     def __init__(
         self,
@@ -99,13 +115,13 @@ class GeoRows:
         self._own = SparseTable(here, rules)  # x, and states
         kept = (table.entry, table.ttl, table.capacity)
         self._ranged = table.rows is not None and kept == (None, None, None)
-        self._slots = Index()  # of the rows that have an x and a y
-        self._known = GrowingArray(table.dim, np.dtype(table.computes_in).type)  # y, by slot
-        self._asked_in = GrowingArray(0, np.int64)  # windows, by slot
-        self._trained_in = GrowingArray(0, np.int64)
-        self._window = 1
+        self._copies = ServedCopies(table.dim, np.dtype(table.computes_in).type)  # y, by slot
+        tells = tells_changes(table, plan.lanes[table.lane])
+        self.feed = ChangeFeed(plan.servers) if tells else None
+        self._others = Index()  # ids that others have changed, and that have no y
+        self._whole = tells  # nothing was dropped of them
+        self._current = False  # an answer has come since the last flush
         self._stepped = True  # since the last :meth:`note_moved`
-        self._restarted = 0  # rows last asked for up to this window are the servers' again
         self._trained: list[Array] = []  # slots, step by step, each once in this window
         self._counted: list[RowGradient] = []  # statistics, step by step, of this window
         self._counts = isinstance(table.entry, ShowClickEntry)
@@ -113,73 +129,118 @@ class GeoRows:
         self._pull = pull
         self._wait_for_replies = wait_for_replies
 
+    # ---- lookups ----
+
     def ids_to_pull(self, ids: torch.Tensor) -> torch.Tensor:
-        """The ids that were not looked up in this window yet; if there are some, waits until the
-        servers may be asked.
+        """The ids that the servers have to be asked for; if there are some, waits until they may
+        be.
         """
-        fresh = self._fresh(self._slots.locate(ids.numpy())[0])
-        if fresh.all():
-            return ids[:0]
-        self._wait_for_replies()
-        return ids[torch.from_numpy(~fresh)]
+        return ids[torch.from_numpy(self._to_ask(ids.numpy())[1])]
 
     def pull(self, ids: torch.Tensor, arrived: Arrived | None = None) -> torch.Tensor:
         """Rows of unique ids, int64 [u] on the CPU -> [u, dim], as this trainer trains them."""
         wanted = ids.numpy()
-        slots, _ = self._slots.locate(wanted)
-        fresh = self._fresh(slots)
-        if fresh.all():
-            return self._rows(wanted)
-        self._wait_for_replies()
-        asked = ids[torch.from_numpy(~fresh)]
-        served = None if arrived is None else arrived.of(asked)
-        served = self._pull(asked) if served is None else served
-        rows = torch.empty((len(ids), self._dim), dtype=self._dtype)
-        rows[torch.from_numpy(~fresh)] = self._refresh(asked.numpy(), slots[~fresh], served)
-        if fresh.any():
-            rows[torch.from_numpy(fresh)] = self._rows(wanted[fresh])
-        return rows
+        slots, places = self._to_ask(wanted)
+        if len(places):
+            asked = ids[torch.from_numpy(places)]
+            served = None if arrived is None else arrived.of(asked)
+            served = self._pull(asked) if served is None else served
+            slots[places] = self._refresh(asked.numpy(), slots[places], served)
+        return self._rows(slots, wanted)
 
-    def _fresh(self, slots: Array) -> Array:
-        """Which of these slots (-1: none) were asked for in this window: bool[n]."""
-        fresh: Array = (slots >= 0) & (self._asked_in.array[slots] == self._window)
-        return fresh
-
-    def _refresh(self, ids: Array, slots: Array, served: torch.Tensor) -> torch.Tensor:
-        """Moves the rows of these ids by the servers' changes, and returns them."""
-        old = np.flatnonzero(slots >= 0)
-        mine = served
-        if len(old):
-            moved = served[old] - torch.from_numpy(self._known.array[slots[old]])
-            mine = served.clone()
-            mine[old] = self._rows(ids[old]) + moved
-            # the servers refuse what is not finite
-            mine = torch.where(mine.isfinite(), mine, served)
-            again = old[self._asked_in.array[slots[old]] <= self._restarted]
-            mine[again] = served[again]
-        self._own.assign(ids, mine.numpy(), current=not self._ranged)
-        slots = self._with_slots(ids, slots)
-        self._known.array[slots] = served.numpy()
-        self._asked_in.array[slots] = self._window
-        return self._rows(ids) if self._ranged and self._own.moves_untouched else mine
-
-    def _with_slots(self, ids: Array, slots: Array) -> Array:
-        """The slots of these ids.  Ids without a slot (-1) get one, with the initial value as their
-        y.
+    def _to_ask(self, ids: Array) -> tuple[Array, Array]:
+        """The slots of rows, and the places of those that the servers have to be asked for now.
+        Rows that nobody has changed get a slot.
         """
-        missing = slots < 0
-        if missing.any():
-            new = ids[missing]
-            slots[missing] = fresh = self._slots.insert(new, 0, 0)
-            for memory in (self._known, self._asked_in, self._trained_in):
-                memory.need(self._slots.used)
-            self._known.array[fresh] = initial_of(self._table, torch.from_numpy(new)).numpy()
+        slots = self._own.slots_of(ids)
+        places = self._begin(ids, slots, self._copies.stale(slots))
+        if len(places):
+            self._wait_for_replies()  # and other rows may be stale
+            places = self._begin(ids, slots, self._copies.stale(slots))
+        return slots, places
+
+    def _begin(self, ids: Array, slots: Array, stale: Array) -> Array:
+        """Begins those of the rows without a y that nobody has changed.
+
+        Args:
+            slots: of the ids; written.
+            stale: the places of rows that are stale, or have no y.
+
+        Returns:
+            The places of the others.
+        """
+        whole = self.feed is not None and self.feed.whole and self._whole and self._current
+        if not whole or not len(stale):
+            return stale
+        new = ~self._copies.known(slots[stale])
+        new &= self._others.locate(ids[stale])[0] < 0
+        places = stale[new]
+        if len(places):
+            begun = ids[places]
+            slots[places] = own = self._own.begin(begun, current=not self._ranged)
+            self._copies.need(self._own.slots_used)
+            self._copies.put(own, self._initial(begun))
+        return stale[~new]
+
+    def _refresh(self, ids: Array, slots: Array, served: torch.Tensor) -> Array:
+        """Moves the rows of these ids by the servers' changes.
+
+        Returns:
+            Their slots.
+        """
+        old = np.flatnonzero(self._copies.known(slots))
+        mine = served.numpy().copy()
+        if len(old):
+            rows = self._rows(slots[old], ids[old]).numpy()
+            self._copies.move(slots[old], rows, served.numpy()[old])
+            mine[old] = rows
+        slots = self._own.assign(ids, mine, current=not self._ranged)
+        self._copies.need(self._own.slots_used)
+        if len(old) < len(ids):
+            self._copies.put(slots, served.numpy())
+            self._others.remove(ids)
         return slots
 
-    def _rows(self, ids: Array) -> torch.Tensor:
+    def _rows(self, slots: Array, ids: Array) -> torch.Tensor:
         out = torch.empty((len(ids), self._dim), dtype=self._dtype)
-        self._own.lookup(ids, out.numpy())
+        self._own.read(slots, ids, out.numpy())
         return out
+
+    def _initial(self, ids: Array) -> Array:
+        return initial_of(self._table, torch.from_numpy(ids)).numpy()
+
+    # ---- changes by others ----
+
+    def take_changes(self) -> None:
+        """Takes what answers tell of changes by others."""
+        for ids in self.feed.take() if self.feed is not None else ():
+            self._current = True
+            if ids is None:
+                self._copies.mark_all_stale()
+                continue
+            slots = self._own.slots_of(np.ascontiguousarray(ids, np.int64))
+            known = self._copies.known(slots)
+            self._copies.mark_stale(slots[known])
+            self._keep_others(ids[~known])
+
+    def ask_again(self) -> None:
+        """Makes every row be asked for once more, after a flush: the script wants to see what
+        others have changed until now.
+        """
+        self._current = False
+        self._copies.mark_all_stale()
+
+    def _keep_others(self, ids: Array) -> None:
+        """Keeps ids without a y that others have changed, while that is of use."""
+        assert self.feed is not None, "an answer tells them"
+        self._whole = self._whole and len(self._others) + len(ids) <= MOST_OTHERS
+        if self.feed.whole and self._whole:
+            new = ids[self._others.locate(ids)[0] < 0]
+            self._others.insert(np.ascontiguousarray(new), 0, 0)
+        else:
+            self._others.clear()
+
+    # ---- whole tables ----
 
     def read(self) -> Rows | None:
         """All rows: its own values of rows that this trainer has looked up, the servers' values of
@@ -215,8 +276,8 @@ class GeoRows:
         every = torch.cat([ids, others])
         rows = torch.cat([values, initial_of(self._table, others)])
         self.pull(every)
-        self._own.assign(every.numpy(), rows.numpy())
-        self._note(every, torch.zeros(len(every), 2) if self._counts else None)
+        slots = self._own.assign(every.numpy(), rows.numpy())
+        self._note(slots, every, torch.zeros(len(every), 2) if self._counts else None)
 
     @property
     def own(self) -> SparseTable:
@@ -225,26 +286,36 @@ class GeoRows:
 
     def invalidate(self) -> None:
         """Drops all rows, because the servers' were replaced: they are all looked up again."""
+        self._copies.clear(self._own.slots_used)
         self._own.clear()
-        for memory in (self._known, self._asked_in, self._trained_in):
-            memory.clear(self._slots.used)
-        self._slots.clear()
+        self._others.clear()
+        self._whole = False
         self._trained, self._counted = [], []
+
+    def restore(self, chunks: Iterable[Mapping[str, Any]], metadata: Mapping[str, Any]) -> None:
+        """Drops all rows, and takes over the states of a checkpoint's."""
+        self.invalidate()
+        for chunk in chunks:
+            self._own.load(chunk)
+        self._own.restore(metadata)
+        self._copies.need(self._own.slots_used)
+
+    # ---- steps and windows ----
 
     def step(self, gradient: RowGradient, hparams: Hparams) -> None:
         """Steps the rows of a gradient by the table's rules, with these hyper-parameters."""
         read = [{name: hparams[group][name] for name in names} for group, names in self._read]
-        self._own.update(gradient.ids.numpy(), gradient.rows.numpy(), read)
+        slots = self._own.update(gradient.ids.numpy(), gradient.rows.numpy(), read)
         self._stepped = True
-        self._note(gradient.ids, gradient.statistics)
+        self._note(slots, gradient.ids, gradient.statistics)
 
-    def _note(self, ids: torch.Tensor, statistics: torch.Tensor | None) -> None:
+    def _note(self, slots: Array, ids: torch.Tensor, statistics: torch.Tensor | None) -> None:
         """Notes that rows were trained in this window, and their shows and clicks."""
-        slots, _ = self._slots.locate(ids.numpy())
-        slots = self._with_slots(ids.numpy(), slots)
-        first = slots[self._trained_in.array[slots] != self._window]
-        self._trained_in.array[first] = self._window
-        self._trained.append(first)
+        self._copies.need(self._own.slots_used)
+        missing = ~self._copies.known(slots)
+        if missing.any():  # dropped since they were looked up
+            self._copies.put(slots[missing], self._initial(ids.numpy()[missing]), fresh=False)
+        self._trained.append(self._copies.train(slots))
         if statistics is not None:
             self._counted.append(RowGradient(ids, torch.empty(len(ids), 0), statistics))
 
@@ -252,7 +323,7 @@ class GeoRows:
         """Makes rows that are asked for from here on take the servers' values: the servers have
         refused changes as outliers.
         """
-        self._restarted = self._window - 1
+        self._copies.restart()
 
     def note_moved(self) -> bool:
         """Notes the rows that have moved without being trained in this window: they are sent with
@@ -265,17 +336,16 @@ class GeoRows:
         found, cursor = False, 0 if self._own.moves_untouched and self._stepped else -1
         self._stepped = False
         while cursor >= 0:
-            slots, cursor = self._slots.listed(cursor, CHUNK_ROWS)
-            slots = slots[self._trained_in.array[slots] != self._window]
-            known = torch.from_numpy(self._known.array[slots])
-            rows = self._rows(self._slots.ids.array[slots])
+            slots, cursor = self._own.listed(cursor, CHUNK_ROWS)
+            slots = self._copies.untrained(slots[self._copies.known(slots)])
+            known = torch.from_numpy(self._copies.values(slots))
+            rows = self._rows(slots, self._own.ids_of(slots))
             moved = slots[((rows != known) & rows.isfinite()).any(1).numpy()]
             if len(moved):
                 found = True
-                self._trained_in.array[moved] = self._window
-                self._trained.append(moved)
+                self._trained.append(self._copies.train(moved))
                 if self._counts:  # they were not shown
-                    ids = torch.from_numpy(self._slots.ids.array[moved])
+                    ids = torch.from_numpy(self._own.ids_of(moved))
                     nothing = torch.empty(len(ids), 0), torch.zeros(len(ids), 2)
                     self._counted.append(RowGradient(ids, *nothing))
         return found
@@ -291,16 +361,16 @@ class GeoRows:
             :meth:`note_moved`.
         """
         slots = np.concatenate([np.empty(0, np.int64), *self._trained])
-        ids = self._slots.ids.array[slots]
-        known = self._known.array[slots]
-        delta = (self._rows(ids) - torch.from_numpy(known)).div_(trainers)
-        self._known.array[slots] = known + delta.numpy()
+        ids = self._own.ids_of(slots)
+        changes = self._rows(slots, ids)
+        self._copies.end_window(slots, changes.numpy(), trainers)
+        if self.feed is None:
+            self._copies.mark_all_stale()
         statistics = torch.empty(0, 2) if self._counts else None
         if self._counted:
             statistics = total_of(self._counted).statistics  # in the same order
-        self._window += 1
         self._trained, self._counted = [], []
-        return RowGradient(torch.from_numpy(ids), delta, statistics)
+        return RowGradient(torch.from_numpy(ids), changes, statistics)
 
 
 # ---- diloco rows ----
@@ -338,5 +408,6 @@ class DiLoCoRows(GeoRows):
         """Makes all rows that this trainer holds begin anew, if they have not yet."""
         cursor = 0
         while cursor >= 0:
-            slots, cursor = self._slots.listed(cursor, CHUNK_ROWS)
-            self.pull(torch.from_numpy(self._slots.ids.array[slots]))
+            slots, cursor = self._own.listed(cursor, CHUNK_ROWS)
+            known = slots[self._copies.known(slots)]
+            self.pull(torch.from_numpy(self._own.ids_of(known)))

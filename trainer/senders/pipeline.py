@@ -32,6 +32,7 @@ from pserver.leases.table import EpochRange
 from pserver.table.gradient import RowGradient
 from pserver.transport.arrays import Assignment
 from trainer.senders.buffers import SyncedBuffers
+from trainer.senders.change_feed import ChangeFeed, put_all
 from trainer.senders.gradient_validation import GradientValidation
 from trainer.senders.parameters import ParameterSlices
 from transpiler.plan.plan import Lane
@@ -503,6 +504,7 @@ class RequestPipeline:
         leaves: Callable[[int], None] = lambda number: None,
         changes: Mapping[str, torch.Tensor] = MappingProxyType({}),
         leases: tuple[EpochRange, ...] = (),
+        feeds: Mapping[str, ChangeFeed] = MappingProxyType({}),
     ) -> tuple[Reply, Tensors]:
         """Sends one message to every server, to ``thread_pool_size`` of them at a time, and waits
         for the replies: no server replies before all servers have the message.
@@ -519,6 +521,7 @@ class RequestPipeline:
             leaves: called with the message's number before it leaves.
             changes: what has changed, by slice, if whole parameters are sent in place of gradients.
             leases: the positions of epochs that the message's steps have consumed.
+            feeds: by table, what the replies tell of changes by other trainers.
 
         Returns:
             The first server's reply, and the received values, by slice.
@@ -551,10 +554,14 @@ class RequestPipeline:
                     buffers=names,
                     leases=leases if server == 0 else (),
                     steps=steps,
+                    changes_after={name: feed.position(server) for name, feed in feeds.items()},
                 )
             first, self._steps = self._steps + 1, self._steps + steps
             reply = self.checks.record(first_of(replies), first, self._steps)
             self.versions = {index: each.result().version for index, each in enumerate(replies)}
+            if feeds:
+                for server, each in enumerate(replies):
+                    put_all(feeds, server, each.result().changes, reply.refused)
             self._model_buffers.arrived()
             return reply, self._values
 

@@ -120,6 +120,8 @@ class Lane:
         lost_trainer: what happens to a step of all trainers when one is lost: the others "wait" for
             another process in its place, and then continue without it; they continue at once
             ("go_on"); or the job is to "stop".
+        row_invalidation: servers tell a trainer which rows others have changed, and it asks for
+            those alone; otherwise it asks for every row once in a window.
     """
 
     mode: str
@@ -141,6 +143,7 @@ class Lane:
     outlier_push: str = "off"
     outlier_factor: float = 100.0
     lost_trainer: str = "wait"
+    row_invalidation: bool = True
 
     @property
     def averages(self) -> bool:

@@ -412,6 +412,15 @@ A_SYNC_CONFIGS = table(
         lane="send_queue_size",
     ),
     Setting(
+        "row_invalidation",
+        True,
+        flag(),
+        "Servers tell a trainer which rows others have changed, and it asks for those alone; "
+        "otherwise it asks for every row once in a window.",
+        _names([GEO]),
+        lane="row_invalidation",
+    ),
+    Setting(
         "independent_recv_thread",
         False,
         flag(),

@@ -48,6 +48,9 @@ class ASyncConfigs(TypedDict, total=False):
     """The most steps of a trainer that one message merges; in half_async mode the exact number."""
     send_queue_size: int
     """Steps (in geo mode messages) that may be on their way before a further one waits."""
+    row_invalidation: bool
+    """Servers tell a trainer which rows others have changed, and it asks for those alone;
+    otherwise it asks for every row once in a window."""
     independent_recv_thread: bool
     """A thread of its own fetches parameters; otherwise they come with the answer to a step."""
     min_send_grad_num_before_recv: int
@@ -109,6 +112,7 @@ if TYPE_CHECKING:
         k_steps: ReadOnly[int]
         max_merge_var_num: ReadOnly[int]
         send_queue_size: ReadOnly[int]
+        row_invalidation: ReadOnly[bool]
         independent_recv_thread: ReadOnly[bool]
         min_send_grad_num_before_recv: ReadOnly[int]
         thread_pool_size: ReadOnly[int]
