@@ -12,6 +12,7 @@ hold them.  A gradient of the whole table never exists.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from inspect import signature
 from typing import Any, Never, Protocol
@@ -546,11 +547,13 @@ class DistributedEmbedding(nn.Module):
             rows[positions] = pulled
         return rows
 
-    def lookup_of(self, given: Tensor) -> JoinedLookup | None:
+    def lookup_of(self, given: Tensor, other: JoinedLookup | None = None) -> JoinedLookup | None:
         """See :class:`~trainer.embedding.joined_lookups.AheadTable`."""
         padding = self.settings.padding_idx
         if not fits_range(given, self.settings.num_embeddings):
             return None
+        if padding is None and other is not None and other.whole:
+            return replace(other, arrived=None)
         ids = given.reshape(-1)
         return JoinedLookup.of(ids if padding is None else ids[ids != padding], given)
 

@@ -9,11 +9,19 @@ the part of its inputs that has the ids of a table: a whole input, or a cut of o
       emb_0(x[:, 0].long())         -> input 0, dimension 1, from 0, 1 wide
       emb_1(x[:, 1:2].long())       -> input 0, dimension 1, from 1, 1 wide
 
-From then on the first lookup of a forward asks for the rows of all such parts together.  A part is
-found by its values alone, whatever the model does with it, and two parts may have had the same
-values by chance.  So each lookup compares the ids that it gets with those that were asked for.
-Where they differ it asks by itself, and the parts that did not fit are dropped.  Only rows of its
-own ids are ever returned.
+Ids that the forward computes are a part of no input.  But models look several tables up with the
+same ones (the weights and the factors of a factorization machine), so a lookup may also follow an
+earlier one, whose ids it had::
+
+    ids = x ^ columns
+    weights(ids)                    -> none
+    factors(ids)                    -> the ids of weights(ids)
+
+From then on the first lookup of a forward asks for the rows of all such parts together, and each
+lookup for those of its followers.  A part is found by its values alone, whatever the model does
+with it, and two parts may have had the same values by chance.  So each lookup compares the ids that
+it gets with those that were asked for.  Where they differ it asks by itself, and the parts that did
+not fit are dropped.  Only rows of its own ids are ever returned.
 
 Rows that arrived ahead have the values of the forward's first lookup.  In sync mode nothing changes
 before the step, so a lookup in its own place would read the same.  In the other modes a lookup
@@ -56,6 +64,11 @@ class JoinedLookup:
     inverse: np.ndarray
     arrived: Arrived | None = None
 
+    @property
+    def whole(self) -> bool:
+        """Whether there was no padding among the ids."""
+        return len(self.inverse) == self.given.numel()
+
     @classmethod
     def of(cls, ids: Tensor, given: Tensor | None = None) -> JoinedLookup:
         """The lookup of ids, int64 [n] on any device: those of ``given`` without the padding's."""
@@ -70,8 +83,12 @@ class AheadTable(Protocol):
 
     known_as: str | None
 
-    def lookup_of(self, given: Tensor) -> JoinedLookup | None:
-        """The lookup of these ids; None: forward would refuse them."""
+    def lookup_of(self, given: Tensor, other: JoinedLookup | None = None) -> JoinedLookup | None:
+        """The lookup of these ids; None: forward would refuse them.
+
+        Args:
+            other: another table's lookup of the same ids.
+        """
 
     def ids_to_pull(self, ids: Tensor) -> Tensor:
         """The ids for which the table would ask servers now."""
@@ -118,6 +135,8 @@ class _Forwards(threading.local):
         ahead: lookups that were asked for ahead in it, and not yet taken.
         drops: calls of :meth:`LookAhead.drop` before that.
         parts: the parts that had the ids of a call, in every forward so far.
+        given: the ids of the forward's calls so far, int64 [n] on the CPU.
+        leaders: of a call without parts, an earlier one whose ids it had, in every forward so far.
         searches: the number of lookups that no known part fitted, by call.
     """
 
@@ -127,6 +146,8 @@ class _Forwards(threading.local):
         self.ahead: dict[Call, JoinedLookup] = {}
         self.drops = 0
         self.parts: dict[Call, list[InputPart]] = {}
+        self.given: dict[Call, Tensor] = {}
+        self.leaders: dict[Call, Call] = {}
         self.searches: dict[Call, int] = defaultdict(int)
 
 
@@ -166,6 +187,7 @@ class LookAhead:
         if not now.inputs:
             now.counts.clear()
             now.ahead.clear()
+            now.given.clear()
         now.inputs[module] = [leaf for leaf in tree_leaves(arguments) if _may_have_ids(leaf)]
 
     @torch._disable_dynamo  # type: ignore[attr-defined]
@@ -176,7 +198,9 @@ class LookAhead:
         if not now.inputs:
             for call in now.ahead:
                 now.parts.pop(call, None)
+                now.leaders.pop(call, None)
             now.ahead.clear()
+            now.given.clear()
 
     # ---- lookups ----
 
@@ -200,32 +224,50 @@ class LookAhead:
         if now.drops != self._drops:
             now.ahead.clear()
             now.drops = self._drops
-        if call in now.parts and call not in now.ahead:
-            self._ask(call)
+        ids = now.given[call] = given.reshape(-1).cpu()
+        if call not in now.ahead and (call in now.parts or call in now.leaders.values()):
+            self._ask(call, ids)
         found = now.ahead.pop(call, None)
-        ids = given.reshape(-1).cpu()
         if found is not None and torch.equal(found.given.reshape(-1), ids):
             return found
         self._learn(call, ids)
         return None
 
-    def _ask(self, first: Call) -> None:
-        """Asks for the rows of this call, and of all that follow, where their ids are known."""
-        now = self._forwards
-        lookups: dict[Call, JoinedLookup] = {}
-        for call, parts in now.parts.items():
-            if call not in now.ahead and (call == first or call[1] >= now.counts[call[0]]):
-                inputs = now.inputs.get(parts[0].module)
-                given = None if inputs is None else parts[0].of(inputs)
-                lookup = None if given is None else call[0].lookup_of(given)
-                if lookup is not None:
-                    lookups[call] = lookup
+    def _ask(self, first: Call, given: Tensor) -> None:
+        """Asks for the rows of this call, and of all that follow, where their ids are known.
+
+        Args:
+            given: the ids of this call, int64 [n] on the CPU.
+        """
+        lookups = self._lookups(first, given)
         asked = {call: call[0].ids_to_pull(lookup.ids) for call, lookup in lookups.items()}
         rows = self._rows({call: ids for call, ids in asked.items() if len(ids)})
         for call, lookup in lookups.items():
             if call in rows:
                 lookup.arrived = Arrived(asked[call], rows[call])
-        now.ahead.update(lookups)
+        self._forwards.ahead.update(lookups)
+
+    def _lookups(self, first: Call, given: Tensor) -> dict[Call, JoinedLookup]:
+        """The lookup of this call, and those that follow and whose ids are known."""
+        now = self._forwards
+        lookups: dict[Call, JoinedLookup | None] = {}
+        if first not in now.parts:
+            lookups[first] = first[0].lookup_of(given)
+        for call, parts in now.parts.items():
+            if self._comes(call, first):
+                inputs = now.inputs.get(parts[0].module)
+                part = None if inputs is None else parts[0].of(inputs)
+                lookups[call] = None if part is None else call[0].lookup_of(part)
+        for call, leader in now.leaders.items():
+            led = lookups.get(leader)
+            if led is not None and self._comes(call, first):
+                lookups[call] = call[0].lookup_of(led.given, led)
+        return {call: lookup for call, lookup in lookups.items() if lookup is not None}
+
+    def _comes(self, call: Call, first: Call) -> bool:
+        """Whether a call is this one, or is yet to come, and was not asked for ahead."""
+        now = self._forwards
+        return call not in now.ahead and (call == first or call[1] >= now.counts[call[0]])
 
     def _rows(self, asked: Mapping[Call, Tensor]) -> dict[Call, Tensor]:
         """The rows of these ids, by call; several calls of one table ask for an id once."""
@@ -260,16 +302,24 @@ class LookAhead:
     # ---- parts ----
 
     def _learn(self, call: Call, given: Tensor) -> None:
-        """Finds the parts of the inputs with these ids: among the known ones, or among all."""
+        """Finds the parts of the inputs with these ids, or an earlier call: among the known ones,
+        or among all.
+        """
         now = self._forwards
-        known = now.parts.pop(call, [])
+        known, leader = now.parts.pop(call, []), now.leaders.pop(call, None)
         fitting = [part for part in known if _is(part.of(now.inputs.get(part.module, [])), given)]
-        if not fitting and len(given):
+        if leader is not None and not _is(now.given.get(leader), given):
+            leader = None
+        if not fitting and leader is None and len(given):
             now.searches[call] += 1
             if now.searches[call] & (now.searches[call] - 1) == 0:  # the 1st, 2nd, 4th, ... time
                 fitting = list(_parts_with(now.inputs, given))
+                others = (other for other in now.given if other != call)
+                leader = next((other for other in others if _is(now.given[other], given)), None)
         if fitting:
             now.parts[call] = fitting
+        elif leader is not None:
+            now.leaders[call] = leader
 
 
 def _may_have_ids(leaf: Any) -> bool:

@@ -138,6 +138,58 @@ def test_ids_that_no_input_has_are_looked_up_by_themselves() -> None:
         assert requests == (3 if step == 0 else 2)
 
 
+@pytest.mark.parametrize("padding", [None, 3])
+def test_tables_with_the_same_computed_ids_take_one_request(padding: int | None) -> None:
+    """As the weights and the factors of a factorization machine: the second lookup follows the
+    first, whatever the ids are.
+    """
+
+    def forward(model: Model, x: Tensor) -> list[Tensor]:
+        ids = x[:, 0] * 7 % 50
+        return [table(ids if number < 2 else ids + 1) for number, table in enumerate(model.tables)]
+
+    def expected(x: Tensor) -> list[Tensor]:
+        ids = x[:, 0] * 7 % 50
+        return [ids, ids, ids + 1]
+
+    model = Model(forward, **({} if padding is None else {"padding_idx": padding}))
+    seeds = [n for n in range(20) if (padding or -1) not in torch.cat(expected(batch(n)))][:4]
+    counts = [model.check(batch(seed), expected=expected(batch(seed))) for seed in seeds]
+    assert counts == [3, 2, 2, 2]
+    assert model.servers.requests[-2].keys() == {"0", "1"}
+
+
+def test_a_follower_with_other_ids_is_found_out() -> None:
+    """It reads the rows of its own ids, and follows no more until its ids are equal again."""
+
+    def forward(model: Model, x: Tensor, more: int) -> list[Tensor]:
+        ids = x[:, 0] * 7 % 50
+        return [model.tables[0](ids), model.tables[1](ids + more)]
+
+    model = Model(forward)
+    counts = []
+    for seed, more in enumerate((0, 0, 1, 1, 0, 0)):
+        ids = batch(seed)[:, 0] * 7 % 50
+        counts.append(model.check(batch(seed), more, expected=[ids, ids + more]))
+    assert counts == [2, 1, 2, 2, 2, 1]
+
+
+def test_a_follower_that_is_not_looked_up_is_not_asked_for_again() -> None:
+    """Its rows came in vain once."""
+
+    def forward(model: Model, x: Tensor, both: bool) -> list[Tensor]:
+        ids = x[:, 0] * 7 % 50
+        return [table(ids) for table in model.tables[: 2 if both else 1]]
+
+    model = Model(forward)
+    asked = []
+    for seed, both in enumerate((True, True, False, False)):
+        ids = batch(seed)[:, 0] * 7 % 50
+        model.check(batch(seed), both, expected=[ids, ids][: 2 if both else 1])
+        asked.append(sorted(model.servers.requests[-1]))
+    assert asked == [["1"], ["0", "1"], ["0", "1"], ["0"]]
+
+
 def test_a_coincidence_is_found_out() -> None:
     """Columns that were equal at first and differ later: each table gets the rows of its own ids,
     and soon in one request again.
