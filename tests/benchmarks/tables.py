@@ -4,7 +4,12 @@ its pauses while it grows.
 
 from __future__ import annotations
 
+import os
 import resource
+import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -44,17 +49,46 @@ PAUSE = Promise(
     True,
     "CPU time of updates with 26 x 512 new ids each, from 1 M to 50 M rows",
 )
-PROMISES = (AT_SMALL, AT_LARGE, BYTES, PAUSE)
+COLD = Promise(
+    "table/cold start of the kernels",
+    "5 s",
+    1,
+    "s",
+    True,
+    "CPU time until a process has a table's kernels, which nothing has compiled before; with Adagrad",
+)
+PROMISES = (AT_SMALL, AT_LARGE, BYTES, PAUSE, COLD)
+COMPILES = """
+import time
+from tables import ADAGRAD, TABLE, compile_kernels
+began = time.process_time()
+compile_kernels(TABLE, [ADAGRAD])
+print(time.process_time() - began)
+"""
 NEEDED = 320  # bytes of memory for a row here and in torch
 
 
 def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]:
     """All rows of this file that are wanted."""
     torch.set_num_threads(1)
+    if COLD in wanted:
+        yield Row(COLD, statistics.median(_cold() for _ in range(runs)), 5.0, runs)
+    if set(wanted) <= {COLD}:
+        return
     compile_kernels(TABLE, [ADAGRAD])
     for timed, kept, count in ((AT_SMALL, BYTES, SMALL), (AT_LARGE, PAUSE, LARGE)):
         if timed in wanted or kept in wanted:
             yield from _at(timed, kept, wanted, count // 1000 if tiny else count, runs)
+
+
+def _cold() -> float:
+    """Compiles all kernels of a table in a process of its own: seconds of its processor."""
+    with tempfile.TemporaryDirectory() as kept:
+        own = {**os.environ, "NUMBA_CACHE_DIR": kept}
+        command = [sys.executable, "-c", COMPILES]
+        here = Path(__file__).parent
+        found = subprocess.run(command, env=own, cwd=here, capture_output=True, check=True)
+        return float(found.stdout)
 
 
 def _at(
