@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -137,11 +137,11 @@ class RowOptimizer:
 
     def rule(self) -> Rule:
         """The rule as data, with the present hparams."""
-        spec, values = ROW_RULES[self.type], asdict(self)
+        spec = ROW_RULES[self.type]  # not by ``asdict``, which copies deeply, in every step
         return Rule(
             self.type,
-            {name: values[name] for name in spec.hparams},
-            {name: values[name] for name in spec.flags},
+            {name: getattr(self, name) for name in spec.hparams},
+            {name: getattr(self, name) for name in spec.flags},
         )
 
     def segments(self, dim: int) -> list[tuple[int, int, RowOptimizer]]:

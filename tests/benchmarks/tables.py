@@ -55,7 +55,7 @@ COLD = Promise(
     1,
     "s",
     True,
-    "CPU time until a process has a table's kernels, which nothing has compiled before; with Adagrad",
+    "CPU time until a process has a table's kernels where none is cached, with Adagrad",
 )
 PROMISES = (AT_SMALL, AT_LARGE, BYTES, PAUSE, COLD)
 COMPILES = """
