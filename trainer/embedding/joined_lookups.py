@@ -248,26 +248,24 @@ class LookAhead:
         self._forwards.ahead.update(lookups)
 
     def _lookups(self, first: Call, given: Tensor) -> dict[Call, JoinedLookup]:
-        """The lookup of this call, and those that follow and whose ids are known."""
+        """The lookup of this call, and those that are yet to come and whose ids are known."""
         now = self._forwards
+        coming = [
+            call
+            for call in (*now.parts, *now.leaders)
+            if call not in now.ahead and (call == first or call[1] >= now.counts[call[0]])
+        ]
         lookups: dict[Call, JoinedLookup | None] = {}
         if first not in now.parts:
             lookups[first] = first[0].lookup_of(given)
-        for call, parts in now.parts.items():
-            if self._comes(call, first):
+        for call in coming:
+            if (parts := now.parts.get(call)) is not None:
                 inputs = now.inputs.get(parts[0].module)
                 part = None if inputs is None else parts[0].of(inputs)
                 lookups[call] = None if part is None else call[0].lookup_of(part)
-        for call, leader in now.leaders.items():
-            led = lookups.get(leader)
-            if led is not None and self._comes(call, first):
+            elif (led := lookups.get(now.leaders[call])) is not None:
                 lookups[call] = call[0].lookup_of(led.given, led)
         return {call: lookup for call, lookup in lookups.items() if lookup is not None}
-
-    def _comes(self, call: Call, first: Call) -> bool:
-        """Whether a call is this one, or is yet to come, and was not asked for ahead."""
-        now = self._forwards
-        return call not in now.ahead and (call == first or call[1] >= now.counts[call[0]])
 
     def _rows(self, asked: Mapping[Call, Tensor]) -> dict[Call, Tensor]:
         """The rows of these ids, by call; several calls of one table ask for an id once."""
