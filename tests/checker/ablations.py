@@ -371,9 +371,9 @@ def by_its_own_clock(patch: Patch) -> None:
         hparams: Any,
         scale: Any,
         now: float | None = None,
-        before: Any = None,
+        *others: Any,
     ) -> None:
-        right(table, gradient, hparams, scale, None, before)
+        right(table, gradient, hparams, scale, None, *others)
 
     patch.setattr(LockedTable, "update", update)
 

@@ -328,9 +328,10 @@ class History:
         return cut
 
     def _update(self, name: str, right: Any) -> Any:
-        def update(table: SparseTable, *arguments: Any, **named: Any) -> None:
-            right(table, *arguments, **named)
+        def update(table: SparseTable, *arguments: Any, **named: Any) -> Any:
+            found = right(table, *arguments, **named)
             self._calls(table).updates += 1
+            return found
 
         return update
 

@@ -42,7 +42,7 @@ MODES: Mapping[str, Mapping[str, Any] | None] = with_every_mode(
         },
         "half_async": {"half_async": True, "max_merge_var_num": (1, 2, 4)},
         "staleness": {"staleness": (1, 2, 3)},
-        "geo": {"k_steps": (2, 4)},
+        "geo": {"k_steps": (2, 4), "row_invalidation": (True, False)},
         "diloco": {"k_steps": (1, 2, 4), "outer_optimizer": {"type": "sgd", "lr": 1.0}},
         "mixed": {
             "modes": {"async.*": "async", "geo.*": "geo", "*": "sync"},

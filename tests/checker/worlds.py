@@ -36,7 +36,7 @@ MODES: Mapping[str, Mapping[str, Any] | None] = with_every_mode(
         "async, queue": {"send_queue_size": (2, 4), "max_merge_var_num": (1, 2, 4)},
         "half_async": {"half_async": True, "max_merge_var_num": (1, 2, 4)},
         "staleness": {"send_queue_size": 1, "staleness": (1, 2, 3)},
-        "geo": {"k_steps": (1, 2, 4)},
+        "geo": {"k_steps": (1, 2, 4), "row_invalidation": (True, False)},
         "diloco": {"k_steps": (1, 2), "outer_optimizer": OUTER},
         "lanes": {"modes": {"a*": "async", "g*": "geo", "*": "half_async"}, "k_steps": (1, 2)},
     },

@@ -176,7 +176,7 @@ def test_a_server_whose_rows_go_back_is_caught(mode: str, monkeypatch: pytest.Mo
     def goes_back(held: LockedTable, ids: torch.Tensor, trainer: int) -> torch.Tensor:
         rows = lookup(held, ids, trainer)
         seen[0] += bool(rows.any())
-        return torch.zeros_like(rows) if seen[0] == 6 else rows
+        return torch.zeros_like(rows) if seen[0] == 3 else rows
 
     monkeypatch.setattr(LockedTable, "lookup", goes_back)
 
