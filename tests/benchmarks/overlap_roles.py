@@ -166,7 +166,7 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         ctx.model.work(2 / 3)
-        return gradient, ctx.own, None, None
+        return gradient, ctx.own.detach(), None, None  # which autograd takes as it is
 
 
 class _Moved(torch.autograd.Function):

@@ -712,6 +712,7 @@ class Communicator:
         self._open.difference_update(chosen)
         self.buffers.capture(chosen)
         for index in chosen:
+            self.lanes[index].push_copied()  # beside the work that the flags of writes are behind
             self.external_writes.complete(index)
             self.lanes[index].close(hparams, overflow)
             self.page.steps.closed(index)

@@ -302,6 +302,9 @@ class AsyncSender:
         """See :class:`LaneSender`."""
         self._tables.update(gradients)
 
+    def push_copied(self) -> None:
+        """Does nothing: the lane's thread waits for copies."""
+
     def close(self, hparams: Hparams, overflow: bool) -> None:
         """See :class:`LaneSender`.
 

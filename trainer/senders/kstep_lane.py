@@ -94,6 +94,9 @@ class KStepSender:
     def wait_for_replies(self) -> None:
         """Waits until every sent message is answered; takes no values in."""
 
+    def push_copied(self) -> None:
+        """Does nothing: gradients stay here."""
+
     def close(self, hparams: Hparams, overflow: bool) -> None:
         """See :class:`LaneSender`."""
         self._taken += 0 if overflow else 1

@@ -247,6 +247,11 @@ class LaneSender(Protocol):
     def send_rows(self, gradients: Mapping[str, RowGradient]) -> None:
         """Takes gradients, by table; the caller does not write to their tensors again."""
 
+    def push_copied(self) -> None:
+        """Sends the gradients of the step that devices have copied, each when its copy is made,
+        where the script's thread sends; called before that thread waits for the devices otherwise.
+        """
+
     def close(self, hparams: Hparams, overflow: bool) -> None:
         """Completes the step."""
 

@@ -141,7 +141,8 @@ class SyncSender:
                     self._buffers[name] = self._slices.blank(name)
                 copy = self._slices.device_copy(gradient).to_host(gradient, self._buffers[name])
                 self._copies.append((name, copy))
-                self._push_copied(everything=False)
+                while self._copies and self._copies[0][1].query():
+                    self._push_first_copied()
             elif gradient.nbytes >= ALONE_BYTES or not self._as_they_are:
                 self._push(name, gradient)
             else:
@@ -158,14 +159,16 @@ class SyncSender:
         parts = list(self._slices.encoded(name, gradient))
         channel.push(self._step + 1, self._checks.look(name, parts))
 
-    def _push_copied(self, everything: bool) -> None:
-        """Sends the gradients whose copies from a GPU have been made; with ``everything`` waits for
-        all.
-        """
-        while self._copies and (everything or self._copies[0][1].query()):
-            name, copy = self._copies.popleft()
-            copy.synchronize()
-            self._push(name, self._buffers[name])
+    def push_copied(self) -> None:
+        """See :class:`~trainer.senders.pipeline.LaneSender`."""
+        while self._copies:
+            self._push_first_copied()
+
+    def _push_first_copied(self) -> None:
+        """Waits for the first copy from a GPU, and sends the gradient."""
+        name, copy = self._copies.popleft()
+        copy.synchronize()
+        self._push(name, self._buffers[name])
 
     def send_rows(self, gradients: Mapping[str, RowGradient]) -> None:
         """Sends tables' gradients to every server.
@@ -185,7 +188,7 @@ class SyncSender:
         become the leader.
         """
         self._begin()
-        self._push_copied(everything=True)
+        self.push_copied()
         self._step += 1
         consumed = self.consumed.close()
         norms = self._checks.take_out()
