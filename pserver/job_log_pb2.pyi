@@ -1,3 +1,4 @@
+from pserver import wire_pb2 as _wire_pb2
 from transpiler import program_pb2 as _program_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -319,14 +320,14 @@ class OwnEntry(_message.Message):
     log: LogState
     record: LoggedRecord
     left: LeftProcess
-    leases: LeaseState
+    leases: str
     lease: LeaseChange
     barrier: PassedBarrier
     put_off: PutOffSave
     round: CompletedRound
     text: KeptText
-    unheard: UnheardSamples
-    def __init__(self, plan: _Optional[str] = ..., log: _Optional[_Union[LogState, _Mapping]] = ..., record: _Optional[_Union[LoggedRecord, _Mapping]] = ..., left: _Optional[_Union[LeftProcess, _Mapping]] = ..., leases: _Optional[_Union[LeaseState, _Mapping]] = ..., lease: _Optional[_Union[LeaseChange, _Mapping]] = ..., barrier: _Optional[_Union[PassedBarrier, _Mapping]] = ..., put_off: _Optional[_Union[PutOffSave, _Mapping]] = ..., round: _Optional[_Union[CompletedRound, _Mapping]] = ..., text: _Optional[_Union[KeptText, _Mapping]] = ..., unheard: _Optional[_Union[UnheardSamples, _Mapping]] = ...) -> None: ...
+    unheard: ProcessSamples
+    def __init__(self, plan: _Optional[str] = ..., log: _Optional[_Union[LogState, _Mapping]] = ..., record: _Optional[_Union[LoggedRecord, _Mapping]] = ..., left: _Optional[_Union[LeftProcess, _Mapping]] = ..., leases: _Optional[str] = ..., lease: _Optional[_Union[LeaseChange, _Mapping]] = ..., barrier: _Optional[_Union[PassedBarrier, _Mapping]] = ..., put_off: _Optional[_Union[PutOffSave, _Mapping]] = ..., round: _Optional[_Union[CompletedRound, _Mapping]] = ..., text: _Optional[_Union[KeptText, _Mapping]] = ..., unheard: _Optional[_Union[ProcessSamples, _Mapping]] = ...) -> None: ...
 
 class LogState(_message.Message):
     __slots__ = ("servers", "time", "recent")
@@ -360,24 +361,65 @@ class LeftProcess(_message.Message):
     preempted_after: int
     def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., preempted_after: _Optional[int] = ...) -> None: ...
 
-class LeaseState(_message.Message):
-    __slots__ = ("dealt", "table")
-    DEALT_FIELD_NUMBER: _ClassVar[int]
-    TABLE_FIELD_NUMBER: _ClassVar[int]
-    dealt: bool
-    table: str
-    def __init__(self, dealt: _Optional[bool] = ..., table: _Optional[str] = ...) -> None: ...
-
 class LeaseChange(_message.Message):
-    __slots__ = ("change", "arguments")
-    CHANGE_FIELD_NUMBER: _ClassVar[int]
-    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
-    change: str
-    arguments: str
-    def __init__(self, change: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
+    __slots__ = ("join", "lease", "decided", "remove", "expect", "give_up", "wait_for")
+    JOIN_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_FIELD_NUMBER: _ClassVar[int]
+    REMOVE_FIELD_NUMBER: _ClassVar[int]
+    EXPECT_FIELD_NUMBER: _ClassVar[int]
+    GIVE_UP_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FOR_FIELD_NUMBER: _ClassVar[int]
+    join: LeaseJoin
+    lease: LeaseAnswer
+    decided: ProcessSamples
+    remove: Process
+    expect: LeaseAdmission
+    give_up: int
+    wait_for: int
+    def __init__(self, join: _Optional[_Union[LeaseJoin, _Mapping]] = ..., lease: _Optional[_Union[LeaseAnswer, _Mapping]] = ..., decided: _Optional[_Union[ProcessSamples, _Mapping]] = ..., remove: _Optional[_Union[Process, _Mapping]] = ..., expect: _Optional[_Union[LeaseAdmission, _Mapping]] = ..., give_up: _Optional[int] = ..., wait_for: _Optional[int] = ...) -> None: ...
+
+class LeaseJoin(_message.Message):
+    __slots__ = ("process", "again")
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
+    process: Process
+    again: bool
+    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., again: _Optional[bool] = ...) -> None: ...
+
+class LeaseAnswer(_message.Message):
+    __slots__ = ("process", "request")
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    process: Process
+    request: _wire_pb2.LeaseRequest
+    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., request: _Optional[_Union[_wire_pb2.LeaseRequest, _Mapping]] = ...) -> None: ...
+
+class LeaseAdmission(_message.Message):
+    __slots__ = ("trainer", "consumed")
+    class ConsumedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: ConsumedSamples
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[ConsumedSamples, _Mapping]] = ...) -> None: ...
+    TRAINER_FIELD_NUMBER: _ClassVar[int]
+    CONSUMED_FIELD_NUMBER: _ClassVar[int]
+    trainer: int
+    consumed: _containers.MessageMap[int, ConsumedSamples]
+    def __init__(self, trainer: _Optional[int] = ..., consumed: _Optional[_Mapping[int, ConsumedSamples]] = ...) -> None: ...
+
+class ProcessSamples(_message.Message):
+    __slots__ = ("process", "consumed")
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    CONSUMED_FIELD_NUMBER: _ClassVar[int]
+    process: Process
+    consumed: ConsumedSamples
+    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., consumed: _Optional[_Union[ConsumedSamples, _Mapping]] = ...) -> None: ...
 
 class PassedBarrier(_message.Message):
-    __slots__ = ("key", "texts")
+    __slots__ = ("key", "texts", "past")
     class TextsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -387,9 +429,11 @@ class PassedBarrier(_message.Message):
         def __init__(self, key: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
     KEY_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
+    PAST_FIELD_NUMBER: _ClassVar[int]
     key: str
     texts: _containers.ScalarMap[int, str]
-    def __init__(self, key: _Optional[str] = ..., texts: _Optional[_Mapping[int, str]] = ...) -> None: ...
+    past: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, key: _Optional[str] = ..., texts: _Optional[_Mapping[int, str]] = ..., past: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PutOffSave(_message.Message):
     __slots__ = ("key", "why")
@@ -427,14 +471,6 @@ class KeptText(_message.Message):
     trainer: int
     text: str
     def __init__(self, key: _Optional[str] = ..., trainer: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
-
-class UnheardSamples(_message.Message):
-    __slots__ = ("process", "consumed")
-    PROCESS_FIELD_NUMBER: _ClassVar[int]
-    CONSUMED_FIELD_NUMBER: _ClassVar[int]
-    process: Process
-    consumed: ConsumedSamples
-    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., consumed: _Optional[_Union[ConsumedSamples, _Mapping]] = ...) -> None: ...
 
 class Standing(_message.Message):
     __slots__ = ("last", "processes")

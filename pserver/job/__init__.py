@@ -6,7 +6,7 @@ In reading order::
     reload            the progress of a reload, and its losses
     rings             breaks rings of trainers that wait for one another
     meetings          the meeting place of a job's trainers, and the store of their texts
-    coordination      server 0's own state of the job, in a file
+    coordination      the file of server 0's own state of the job
     program           an installed program: slices, tables, lanes; what a server starts and ends
                       with
     averaged_steps    steps of lost trainers that count in averages only, or on servers only

@@ -61,16 +61,22 @@ refused, and given anew.
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import takewhile
 
 from pserver import timeouts
 from pserver import wire_pb2 as wire
 from pserver.errors import Refused
 from pserver.job.averaged_steps import AveragedSteps, Averages
-from pserver.job_log.records import Process, read_process, write_process
-from pserver.job_log_pb2 import KeptText, OwnEntry, PassedBarrier, PutOffSave
+from pserver.job_log.own_state import (
+    RememberedMeetings,
+    Round,
+    TextBudget,
+    passed_entry,
+    text_entry,
+)
+from pserver.job_log_pb2 import OwnEntry, PutOffSave
 from pserver.membership.decisions import process_of
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.members import (
@@ -85,127 +91,9 @@ from pserver.membership.members import (
 )
 from pserver.membership.waits import WaitKind
 
-# saves whose names are kept; at the barrier of an earlier one a trainer waits in vain once more
-MOST_PUT_OFF = 256
 MOST_NAMES = 2**16  # of barriers, and of topics
-PAST_BYTES = 2**22  # of the texts of barriers that are over
-PAST_TEXT = 2**16  # characters of one such barrier: tensors are too long
 MOST_POSITION = 2**20  # characters of a position
-MOST_OF_ONE = 2**25  # bytes of one trainer's texts: eight of the longest
-OVERHEAD = 200  # bytes of a text besides its characters
 ROUND_KEY = "a round"
-
-
-# ---- pure parts ----
-
-
-class TextBudget:
-    """The memory that texts take, by trainer.  The caller holds the job's lock.
-
-    Args:
-        left: gives the bytes that the server may still take (``--max-memory``).
-        most: bytes of one trainer.
-
-    Example:
-        >>> texts = TextBudget()
-        >>> texts.add(0, "1: epoch", "so far")
-        >>> texts.bytes_held
-        214
-    """
-
-    def __init__(self, left: Callable[[], int] | None = None, most: int = MOST_OF_ONE) -> None:
-        self._left, self._most = left, most
-        self._held: Counter[int] = Counter()
-
-    @property
-    def bytes_held(self) -> int:
-        """The bytes of all trainers' texts."""
-        return self._held.total()
-
-    def add(self, trainer: int, key: str, text: str, checked: bool = True) -> None:
-        """Adds a trainer's text under a key.
-
-        Args:
-            checked: it may be refused; otherwise another process has taken it already.
-
-        Raises:
-            Refused: it is too much.
-        """
-        size = _size(key, text)
-        if checked:
-            self._check(trainer, key, size)
-        self._held[trainer] += size
-
-    def remove(self, trainer: int, key: str, text: str) -> None:
-        """Removes a text."""
-        self._held[trainer] -= _size(key, text)
-
-    def _check(self, trainer: int, key: str, size: int) -> None:
-        held = self._held[trainer]
-        if held + size > self._most:
-            raise Refused(
-                f"expected at most {self._most / 1e6:.1f} MB of texts that trainer {trainer} "
-                "leaves at barriers and topics for the others, got "
-                f"{(held + size) / 1e6:.1f} MB with {key!r}: wait at a barrier with all "
-                "trainers before the next text, and send less there"
-            )
-        left = size if self._left is None else self._left()
-        if size > left:
-            raise Refused(
-                f"expected a text for {max(left, 0) / 1e6:.1f} MB or less at {key!r}, got one for "
-                f"{size / 1e6:.1f} MB: this server has no more memory (--max-memory)"
-            )
-
-
-def _size(key: str, text: str) -> int:
-    return OVERHEAD + len(key.encode()) + len(text.encode())
-
-
-class PastTexts:
-    """The texts of barriers that are over, the newest of them, within :data:`PAST_BYTES`."""
-
-    def __init__(self) -> None:
-        self._texts: dict[str, dict[int, str]] = {}
-        self.characters = 0
-
-    def get(self, key: str) -> dict[int, str] | None:
-        """The texts at a barrier, by trainer; None: they are forgotten."""
-        return self._texts.get(key)
-
-    def items(self) -> Iterable[tuple[str, dict[int, str]]]:
-        """All of them, the oldest first."""
-        return self._texts.items()
-
-    def keep(self, key: str, texts: dict[int, str]) -> None:
-        """Keeps the texts of a barrier; forgets older ones that they leave no room for."""
-        self._forget(key)
-        if _characters(key, texts) > PAST_TEXT:
-            return
-        self._texts[key] = texts
-        self.characters += _characters(key, texts)
-        while self.characters > PAST_BYTES:
-            self._forget(next(iter(self._texts)))
-
-    def _forget(self, key: str) -> None:
-        if (texts := self._texts.pop(key, None)) is not None:
-            self.characters -= _characters(key, texts)
-
-
-def _characters(key: str, texts: Mapping[int, str]) -> int:
-    return len(key) + sum(map(len, texts.values()))
-
-
-@dataclass(slots=True, eq=False)
-class Barrier:
-    """A barrier.
-
-    Attributes:
-        texts: of the trainers that have arrived.
-        passed: all have; it stays so for a trainer that joins later.
-    """
-
-    texts: dict[int, str] = field(default_factory=dict)
-    passed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,26 +113,6 @@ class Arrival:
     averages: Averages
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """A completed round.
-
-    Attributes:
-        number: from 1.
-        changes: of the members, until then.
-        processes: that were in it.
-        texts: theirs, by trainer.
-    """
-
-    number: int = 0
-    changes: int = 0
-    processes: frozenset[Process] = frozenset()
-    texts: Mapping[int, str] = field(default_factory=dict)
-
-
-# ---- the meeting place ----
-
-
 class Meetings:
     """The meeting place of one job.  Any thread may call :meth:`meet`, the others under the job's
     lock.
@@ -258,9 +126,9 @@ class Meetings:
         texts: bounds the trainers' texts.
 
     Attributes:
-        passed: whether all trainers have passed a barrier, ever.
-        write: called with each change, before any trainer receives it: an entry for
-            :meth:`restore_entry`.  None: nothing is written down.
+        state: what meetings have led to, as it follows from entries.
+        write: called with each change, before any trainer receives it: an entry that the state has
+            applied.  None: nothing is written down.
     """
 
     def __init__(
@@ -273,15 +141,9 @@ class Meetings:
         texts: TextBudget | None = None,
     ) -> None:
         self._members, self._job, self._stepped, self._undecided = members, job, stepped, undecided
-        self._averaged, self._texts = averaged, texts or TextBudget()
-        self.passed = False
+        self._averaged, self.state = averaged, RememberedMeetings(texts)
         self.write: Callable[[OwnEntry], None] | None = None
-        self._barriers: dict[str, Barrier] = {}  # in the order of the first arrivals
-        self._past = PastTexts()
-        self._put_off: dict[str, str] = {}  # saves, with the reasons
         self._arrived: dict[str, Arrival] = {}  # by session, for the next round
-        self._round = Round()  # the last one: a trainer of a later one knows of this one
-        self._store: dict[str, tuple[int, str]] = {}  # by key: the trainer that has set it; text
         self._asked = self._answered = 0  # numbers of questions
         self._answer = wire.MeetReply()
         self._modes: Mapping[int, Callable[[Member, wire.MeetRequest], wire.MeetReply]] = {
@@ -341,25 +203,28 @@ class Meetings:
             held.over = not missing()
         return held.over
 
-    def _written(self, entry: OwnEntry) -> None:
+    def _change(self, entry: OwnEntry) -> None:
+        """Changes the state by an entry, and writes it."""
+        self.state.apply(entry)
         if self.write is not None:
             self.write(entry)
 
     # ---- barriers ----
 
     def _meet_all(self, member: Member, request: wire.MeetRequest) -> wire.MeetReply:
-        key, saves = request.key, request.mode == wire.MEET_SAVE
-        if key in self._put_off:
-            return wire.MeetReply(problem=self._put_off[key])
-        barrier = self._barriers.get(key)
+        key, saves, put_off = request.key, request.mode == wire.MEET_SAVE, self.state.put_off
+        if key in put_off:
+            return wire.MeetReply(problem=put_off[key])
+        barrier = self.state.barriers.get(key)
         if barrier is None or not barrier.passed:
-            barrier = self._arrive(member.trainer, key, request.text)
+            check_room("barriers", key, self.state.barriers)
+            barrier = self.state.arrive(member.trainer, key, request.text)
             if saves:
                 self._job.wake_all()  # trainers that wait for samples join a save
             self._job.changed.notify()
 
             def missing() -> list[int]:
-                if barrier.passed or key in self._put_off:
+                if barrier.passed or key in put_off:
                     return []
                 return [trainer for trainer in self._awaited() if trainer not in barrier.texts]
 
@@ -368,27 +233,25 @@ class Meetings:
                 kind, what = WaitKind.SAVE, key
             if not self._wait(member, kind, what, missing, BARRIER):
                 return wire.MeetReply()
-            if key in self._put_off:
-                return wire.MeetReply(problem=self._put_off[key])
+            if key in put_off:
+                return wire.MeetReply(problem=put_off[key])
             if not barrier.passed:
-                self._pass(key, barrier)
+                self._pass(key)
         return wire.MeetReply(over=True, texts=_given(barrier.texts))
 
-    def _arrive(self, trainer: int, key: str, text: str) -> Barrier:
-        check_room("barriers", key, self._barriers)
-        barrier = self._barriers.get(key)
-        if barrier is None or trainer not in barrier.texts:
-            self._texts.add(trainer, key, text)
-        barrier = self._barriers.setdefault(key, Barrier())
-        barrier.texts.setdefault(trainer, text)
-        return barrier
-
-    def _pass(self, key: str, barrier: Barrier) -> None:
+    def _pass(self, key: str) -> None:
+        """Passes a barrier, which all trainers have reached.  Barriers before it are past then:
+        their texts would take memory until the job ends.
+        """
         if self._job.failure is not None:
             raise self._job.failure  # whoever has failed is not awaited, but was not here
-        self.passed = barrier.passed = True
-        self._written(OwnEntry(barrier=PassedBarrier(key=key, texts=barrier.texts)))
-        self._forget_before(key)
+        awaited, barriers = set(self._members.awaited()), self.state.barriers
+        earlier = list(takewhile(lambda each: each != key, barriers))
+        for each in earlier:
+            if not barriers[each].passed and barriers[each].texts.keys() >= awaited:
+                self._change(passed_entry(each, barriers[each].texts))
+        past = [each for each in earlier if barriers[each].passed]
+        self._change(passed_entry(key, barriers[key].texts, past))
 
     def _awaited(self) -> list[int]:
         """The trainers that a barrier needs.  Before the first step, when a job is read from files,
@@ -400,28 +263,11 @@ class Meetings:
         late = {m.trainer for m in self._members.joined() if m.late and not m.placed}
         return [trainer for trainer in awaited if trainer not in late]
 
-    def _forget_before(self, key: str) -> None:
-        """Forgets barriers before this one, which all trainers have reached: their texts would
-        take memory until the job ends.
-        """
-        awaited = set(self._members.awaited())
-        for earlier in list(self._barriers):
-            if earlier == key:
-                break
-            if self._barriers[earlier].passed or self._barriers[earlier].texts.keys() >= awaited:
-                self._past.keep(earlier, self._drop(earlier))
-
-    def _drop(self, key: str) -> dict[int, str]:
-        texts = self._barriers.pop(key).texts
-        for trainer, text in texts.items():
-            self._texts.remove(trainer, key, text)
-        return texts
-
     def _pass_by(self, member: Member, request: wire.MeetRequest) -> wire.MeetReply:
         """See [Note: barriers of the past]."""
         key = request.key
-        known = self._barriers.get(key)
-        texts = self._past.get(key) or (None if known is None else known.texts)
+        known = self.state.barriers.get(key)
+        texts = self.state.past.get(key) or (None if known is None else known.texts)
         return wire.MeetReply(over=True, texts=_given(texts or {member.trainer: request.text}))
 
     def put_off(self, key: str, why: str) -> bool:
@@ -431,14 +277,10 @@ class Meetings:
             Whether it is put off now; False: a trainer has passed its barrier already, or none
             waits there.
         """
-        barrier = self._barriers.get(key)
+        barrier = self.state.barriers.get(key)
         if barrier is None or barrier.passed:
             return False
-        self._put_off[key] = why
-        if len(self._put_off) > MOST_PUT_OFF:
-            del self._put_off[next(iter(self._put_off))]
-        self._written(OwnEntry(put_off=PutOffSave(key=key, why=why)))
-        self._drop(key)
+        self._change(OwnEntry(put_off=PutOffSave(key=key, why=why)))
         self._job.wake_all()
         return True
 
@@ -448,12 +290,13 @@ class Meetings:
         averages = Averages(request.averages, request.overflows)
 
         def was_in() -> bool:
-            last = self._round
+            last = self.state.round
             return last.number > request.number and process_of(member) in last.processes
 
         if not was_in():
             self._leave_round(member.session)
-            self._texts.add(member.trainer, ROUND_KEY, request.text)
+            self.state.texts.check(member.trainer, ROUND_KEY, request.text)
+            self.state.texts.add(member.trainer, ROUND_KEY, request.text)
             self._arrived[member.session] = Arrival(member, request.text, request.ends, averages)
             self._job.condition.notify_all()
 
@@ -465,14 +308,14 @@ class Meetings:
                 return wire.MeetReply()
             if not was_in():
                 self._close_round()
-        last = self._round
+        last = self.state.round
         return wire.MeetReply(
             over=True, texts=dict(last.texts), number=last.number, changes=last.changes
         )
 
     def _leave_round(self, session: str) -> None:
         if (before := self._arrived.pop(session, None)) is not None:
-            self._texts.remove(before.member.trainer, ROUND_KEY, before.text)
+            self.state.texts.remove(before.member.trainer, ROUND_KEY, before.text)
 
     def _there(self) -> list[Arrival]:
         """The trainers that have arrived, and are still live."""
@@ -492,12 +335,12 @@ class Meetings:
             raise self._job.failure  # whoever has failed is not awaited, but was not here
         there = {process_of(each.member): each for each in self._there()}
         texts = {each.member.trainer: each.text for each in there.values()}
-        self._round = Round(self._round.number + 1, self._members.changes, frozenset(there), texts)
+        number, changes = self.state.round.number + 1, self._members.changes
         for session in list(self._arrived):
             self._leave_round(session)
         if self._averaged is not None:
             self._averaged.gathered({p: (each.member, each.averages) for p, each in there.items()})
-        self._written(self._round_entry())
+        self._change(Round(number, changes, frozenset(there), texts).entry())
         self._job.condition.notify_all()
 
     # ---- the store ----
@@ -505,7 +348,7 @@ class Meetings:
     def _keep_text(self, member: Member, request: wire.MeetRequest) -> wire.MeetReply:
         """Keeps a text, if it is the first under its key, or replaces one of this trainer's own."""
         key, text = request.key, request.text
-        known = self._store.get(key)
+        known = self.state.store.get(key)
         replaces = (
             known is not None
             and request.mode == wire.MEET_SET
@@ -513,12 +356,10 @@ class Meetings:
             and known[1] != text
         )
         if text and (known is None or replaces):
-            check_room("topics", key, self._store)
-            self._texts.add(member.trainer, key, text)
-            if known is not None:
-                self._texts.remove(known[0], key, known[1])
-            known = self._store[key] = (member.trainer, text)
-            self._written(_text_entry(key, *known))
+            check_room("topics", key, self.state.store)
+            self.state.texts.check(member.trainer, key, text)
+            self._change(text_entry(key, member.trainer, text))
+            known = self.state.store[key]
         texts = {} if known is None else dict([known])
         return wire.MeetReply(over=bool(texts), texts=texts)
 
@@ -573,56 +414,6 @@ class Meetings:
     def _check_asked(self, number: int) -> None:
         if number > self._asked:
             raise Refused(f"expected a question up to {self._asked}, got {number}")
-
-    # ---- see [Note: a coordinator that comes back] in pserver/job_log/coordinator.py ----
-
-    def entries(self) -> list[OwnEntry]:
-        """The entries for :meth:`restore_entry` of its replacement: the barriers that all have
-        passed, the saves that are put off, the last round, and the store.
-        """
-        passed = [(key, each.texts) for key, each in self._barriers.items() if each.passed]
-        known = [*self._past.items(), *passed]
-        return [
-            *(OwnEntry(barrier=PassedBarrier(key=key, texts=texts)) for key, texts in known),
-            *(OwnEntry(put_off=PutOffSave(key=key, why=why)) for key, why in self._put_off.items()),
-            self._round_entry(),
-            *(_text_entry(key, *known) for key, known in self._store.items()),
-        ]
-
-    def _round_entry(self) -> OwnEntry:
-        last = self._round
-        entry = OwnEntry()
-        entry.round.number, entry.round.changes = last.number, last.changes
-        for process in sorted(last.processes):
-            write_process(entry.round.processes.add(), process)
-        entry.round.texts.update(last.texts)
-        return entry
-
-    def restore_entry(self, entry: OwnEntry) -> None:
-        """Restores another process's entries."""
-        match entry.WhichOneof("what"):
-            case "barrier":
-                passed = entry.barrier
-                self.passed = True
-                self._barriers[passed.key] = Barrier(dict(passed.texts), passed=True)
-                for trainer, text in passed.texts.items():
-                    self._texts.add(trainer, passed.key, text, checked=False)
-            case "put_off":
-                self._put_off[entry.put_off.key] = entry.put_off.why
-            case "round":
-                last = entry.round
-                processes = frozenset(map(read_process, last.processes))
-                self._round = Round(last.number, last.changes, processes, dict(last.texts))
-            case _:
-                kept = entry.text
-                if (known := self._store.get(kept.key)) is not None:
-                    self._texts.remove(known[0], kept.key, known[1])
-                self._store[kept.key] = kept.trainer, kept.text
-                self._texts.add(kept.trainer, kept.key, kept.text, checked=False)
-
-
-def _text_entry(key: str, trainer: int, text: str) -> OwnEntry:
-    return OwnEntry(text=KeptText(key=key, trainer=trainer, text=text))
 
 
 def _given(texts: Mapping[int, str]) -> dict[int, str]:

@@ -32,8 +32,9 @@ from pserver.dense.slices import SliceStore
 from pserver.dense.update import SliceUpdate
 from pserver.errors import Busy, Refused, Unprepared
 from pserver.job.averaged_steps import AveragedSteps
-from pserver.job.meetings import Meetings, TextBudget
+from pserver.job.meetings import Meetings
 from pserver.job.rings import Rings
+from pserver.job_log.own_state import TextBudget
 from pserver.job_log.records import Loss
 from pserver.lane.lane import LaneExecutor, partial_steps
 from pserver.lane.leases import JobLeases
@@ -326,7 +327,7 @@ class InstalledProgram:
         """Whether the trainers are past their beginning, as far as this server knows."""
         reports = (member.report for member in self._members.joined())
         stepped = any(lane.steps for report in reports for lane in report.lanes)
-        return bool(self.version or self.meetings.passed or stepped)
+        return bool(self.version or self.meetings.state.passed or stepped)
 
     @property
     def version(self) -> int:

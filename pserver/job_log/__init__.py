@@ -10,15 +10,16 @@ In reading order::
 
     records      the log's records, the servers' notices, and the state that follows from them
     coordinator  appends records: a state machine, without clock and without network
+    own_state    what server 0 alone remembers, as it follows from the entries of its file
     files        the files of a recorded log and of server 0's own state
     link         one end of a link between servers, which loses no message with a stream
     follower     the end that dials: servers 1, 2, ...
     leader       the end that accepts: server 0
 
-``records`` and ``coordinator`` are pure: no clock, no locks, no sockets.  ``link`` has locks, and
-sends on streams that it is given; ``follower`` and ``leader`` open and accept these.
+``records``, ``coordinator`` and ``own_state`` are pure: no clock, no locks, no sockets.  ``link``
+has locks, and sends on streams that it is given; ``follower`` and ``leader`` open and accept these.
 ``pserver.membership`` acts on the records.
 
-May import: ``pserver.control``, ``pserver.security``, ``pserver.storage``, ``pserver.transport``,
-the generated messages, and the files of the root.
+May import: ``pserver.control``, ``pserver.leases``, ``pserver.security``, ``pserver.storage``,
+``pserver.transport``, the generated messages, and the files of the root.
 """

@@ -84,7 +84,7 @@ class Coordinator:
         lost: processes that were lost, with the reasons.
         left: processes that have left, with the step after which they were preempted.
         write: called with each change, before any other process receives it: an entry for
-            :meth:`restore_entry`.  None: nothing is written down.
+            :meth:`apply`.  None: nothing is written down.
     """
 
     def __init__(
@@ -296,7 +296,7 @@ class Coordinator:
         return list(self._recent)[len(self._recent) - missing :]
 
     def entries(self) -> list[message.OwnEntry]:
-        """The entries of its state, for :meth:`restore_entry` of its replacement."""
+        """The entry from which the same state follows."""
         entry = message.OwnEntry()
         for server in range(self._servers):
             self.snapshot(server).write(entry.log.servers.add())
@@ -305,11 +305,11 @@ class Coordinator:
             write_record(entry.log.recent.records.add(), record)
         return [entry]
 
-    def restore_entry(self, entry: message.OwnEntry) -> None:
-        """Takes what another process has written: its :meth:`entries`, then each change.
+    def apply(self, entry: message.OwnEntry) -> None:
+        """Applies an entry; see [Note: state = fold(entries)] in own_state.py.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: it is of another version.
         """
         match entry.WhichOneof("what"):
             case "left":

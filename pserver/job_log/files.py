@@ -43,7 +43,7 @@ from transpiler.files.named_errors import naming
 
 
 MAGIC = b"pserver log 1\n"
-OWN = b"pserver own 1\n"
+OWN = b"pserver own 2\n"
 _HEAD = struct.Struct("<QQII")  # number, bytes that follow, those of the message, their checksum
 _CHECK = struct.Struct("<I")  # of the head
 HEAD_BYTES = _HEAD.size + _CHECK.size
@@ -117,6 +117,13 @@ class EntryReader(Generic[Kind]):
         expected, what = _KINDS[self._kind]
         magic = self._read(len(expected))
         if magic != expected[: len(magic)]:
+            form, _, _ = expected.rpartition(b" ")
+            if magic.startswith(form):
+                raise Damaged(
+                    f"{self._name}: expected a {what} of this version "
+                    f"({expected.decode().rstrip()}), got another version's ({magic!r}): read it "
+                    "with the pserver that has written it"
+                )
             raise Damaged(f"{self._name}: expected a {what}, got another file")
         self.torn = len(magic) < len(expected)
         number, end = 0, len(expected)

@@ -215,7 +215,7 @@ def write_record(to: message.Record, record: Record) -> None:
         for each in what.steps:
             _write(to.decided.steps.add(), each)
         for ranges in what.consumed:
-            to.decided.consumed.add().ranges.extend(chain.from_iterable(ranges))
+            write_consumed(to.decided.consumed.add(), ranges)
         to.decided.refused.update(what.refused)
     elif isinstance(what, Joined):
         write_process(to.joined.process, what.process)
@@ -276,6 +276,11 @@ def read_consumed(found: message.ConsumedSamples) -> Consumed:
     """
     flat = found.ranges
     return tuple(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
+
+
+def write_consumed(to: message.ConsumedSamples, ranges: Iterable[tuple[int, int, int]]) -> None:
+    """Writes samples into an empty message."""
+    to.ranges.extend(chain.from_iterable(ranges))
 
 
 def _parsed(empty: Messages, data: bytes) -> Messages:

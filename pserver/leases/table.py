@@ -43,17 +43,6 @@ class LeaseAsked:
     stopped: tuple[int, ...] = ()
     ended: tuple[EpochEnd, ...] = ()
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON can hold it."""
-        return asdict(self) | {"epoch": None if self.epoch is None else self.epoch.plain()}
-
-    @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> LeaseAsked:
-        """Restores from :meth:`plain`, also by way of JSON."""
-        said = {name: _tuple(each) for name, each in plain.items()}
-        epoch = plain["epoch"]
-        return cls(**(said | {"epoch": None if epoch is None else Epoch(**epoch)}))
-
 
 class LeaseTable:
     """The leases of all trainers.  One thread at a time calls it.
@@ -68,10 +57,13 @@ class LeaseTable:
         epoch = Epoch(number=0, loader="", seed="0", samples=10, batch_size=5)
         lease = table.lease(0, "a", LeaseAsked(1, epoch, most=2))
         table.decided(0, "a", [(0, start, stop) for start, stop in lease.ranges])
+
+    Attributes:
+        dealt: whether a request was answered, ever.
     """
 
     def __init__(self, trainers: int) -> None:
-        self._trainers = trainers
+        self._trainers, self.dealt = trainers, False
         self._epochs: dict[int, EpochLeases] = {}
         self._closed: dict[int, Account] = {}
         self._newest = -1
@@ -197,7 +189,7 @@ class LeaseTable:
         reply = Lease(over=True)
         if leases is not None:
             reply = leases.lease(trainer, asked.most, self.awaited, asked.unstepped)
-        self._answered[trainer] = asked.number, reply
+        self._answered[trainer], self.dealt = (asked.number, reply), True
         self._close()
         return reply
 
@@ -325,32 +317,11 @@ class LeaseTable:
 
     # ---- the whole state, for a replacement of the process ----
 
-    def repeat(self, change: str, arguments: Sequence[Any]) -> None:
-        """Repeats a change that another process has made to its table.
-
-        Args:
-            change: the name of the method.
-            arguments: its arguments, as JSON can hold them.
-
-        Raises:
-            ValueError, KeyError, TypeError: there is no such change.
-        """
-        match change, arguments:
-            case "lease", [trainer, incarnation, asked]:
-                self.lease(trainer, incarnation, LeaseAsked.of(asked))
-            case "decided", [trainer, incarnation, ranges]:
-                self.decided(trainer, incarnation, ranges)
-            case "expect", [trainer, consumed]:
-                self.expect(trainer, dict(consumed))
-            case "join" | "remove" | "wait_for" | "give_up", _:
-                getattr(self, change)(*arguments)
-            case _:
-                raise ValueError(f"expected a change of a lease table, got {change!r}")
-
     def whole(self) -> dict[str, Any]:
         """As JSON can hold it: :meth:`plain`, and the leases of running trainers."""
         answered = [[t, n, asdict(reply)] for t, (n, reply) in sorted(self._answered.items())]
         return self.plain() | {
+            "dealt": self.dealt,
             "trainers": self._trainers,
             "incarnations": sorted(self._incarnations.items()),
             "gone": sorted(self._gone),
@@ -366,11 +337,10 @@ class LeaseTable:
             ValueError, KeyError, TypeError: it is none.
         """
         made = cls.of({**whole, "epochs": []}, whole["trainers"])
+        made.dealt = whole["dealt"]
         for each in whole["epochs"]:
             leases = EpochLeases.of(each)
-            leases.read = leases.epoch.number in whole.get(
-                "read", ()
-            )  # of an earlier version: none
+            leases.read = leases.epoch.number in whole["read"]
             made._epochs[leases.epoch.number] = leases
         made._incarnations, made._gone = dict(whole["incarnations"]), set(whole["gone"])
         for trainer, number, reply in whole["answered"]:

@@ -35,8 +35,8 @@ from pserver.errors import (
 )
 from pserver.finite import is_finite
 from pserver.job.job import Job
+from pserver.job_log.own_state import ranges_of
 from pserver.lane.lane import LaneExecutor
-from pserver.lane.leases import ranges_of
 from pserver.lane.rounds import Clipping
 from pserver.lane.step import Step
 from pserver.lane.tasks import UpdateTask

@@ -15,7 +15,8 @@ from torch import nn
 
 from pserver import wire_pb2 as wire
 from pserver.client.client import LeaseCalls
-from pserver.lane.leases import JobLeases, ranges_of
+from pserver.job_log.own_state import ranges_of
+from pserver.lane.leases import JobLeases
 from pserver.leases.epoch import Epoch
 from pserver.leases.table import LeaseAsked
 from pserver.membership.lifecycle import Lifecycle

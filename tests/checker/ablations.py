@@ -27,13 +27,13 @@ from pserver.client.stream import RetryingStream
 from pserver.dense.slices import SliceCopies, SliceStore
 from pserver.errors import Refused, TrainerLost
 from pserver.job import reload
-from pserver.job.coordination import Coordination
 from pserver.job.job import Job
 from pserver.job.program import InstalledProgram
 from pserver.job.rings import Rings
 from pserver.job.server_cut import ServerCut
 from pserver.job_log.coordinator import Coordinator
 from pserver.job_log.link import LinkEnd, Messages
+from pserver.job_log.own_state import OwnState
 from pserver.job_log.records import Lost, Process
 from pserver.job_log_pb2 import OwnEntry
 from pserver.lane import leases as job_leases
@@ -449,16 +449,16 @@ def lost_server_has_staged(patch: Patch) -> None:
 @without(LOG, "a coordinator that comes back knows the last record", 10)
 def lost_steps_once_more(patch: Patch) -> None:
     """A step is decided once more, or another one has its number."""
-    right, held = Coordinator.restore_entry, weakref.WeakKeyDictionary[Coordinator, Any]()
+    right, held = Coordinator.apply, weakref.WeakKeyDictionary[Coordinator, Any]()
 
-    def take(coordinator: Coordinator, entry: OwnEntry) -> None:
+    def apply(coordinator: Coordinator, entry: OwnEntry) -> None:
         found: OwnEntry | None = entry
         if entry.HasField("record"):
             found, held[coordinator] = held.get(coordinator), entry
         if found is not None:
             right(coordinator, found)
 
-    patch.setattr(Coordinator, "restore_entry", take)
+    patch.setattr(Coordinator, "apply", apply)
 
 
 @without(LOG, "a server that has come back counts what it has lost", 1)
@@ -687,19 +687,20 @@ def stripes_are_not_divided(patch: Patch) -> None:
 @without(LEASES, "leases are written before a trainer has them", 1)
 def leases_are_not_written(patch: Patch) -> None:
     """A process in server 0's place does not know who has which samples."""
-    patch.setattr(JobLeases, "_wrote", lambda *arguments: None)
+    nothing = property(lambda leases: None, lambda leases, write: None)
+    patch.setattr(JobLeases, "write", nothing, raising=False)
 
 
 @without(LEASES, "a coordinator that comes back counts the samples of its records", 12, stands=True)
 def records_without_samples(patch: Patch) -> None:
     """Those of a record whose step it had not applied are dealt out again."""
-    right = Coordination._follow
+    right = OwnState.follow
 
-    def follow(coordination: Coordination, entry: OwnEntry) -> None:
-        if entry.WhichOneof("what") != "record" and coordination._unheard:
-            right(coordination, entry)
+    def follow(state: OwnState, entry: OwnEntry) -> None:
+        if entry.WhichOneof("what") != "record" and state._unheard:
+            right(state, entry)
 
-    patch.setattr(Coordination, "_follow", follow)
+    patch.setattr(OwnState, "follow", follow)
 
 
 # ---- cuts ----

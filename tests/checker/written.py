@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import cast
+from collections.abc import Iterable, Iterator
 
-from pserver.job.coordination import Coordination, StatePart
-from pserver.job.meetings import Meetings
 from pserver.job.program import InstalledProgram
 from pserver.job_log.coordinator import Coordinator
+from pserver.job_log.files import read
+from pserver.job_log.own_state import OwnState, RememberedLeases, RememberedMeetings, fold
 from pserver.job_log_pb2 import OwnEntry
-from pserver.lane.leases import JobLeases
-from pserver.membership.lifecycle import Lifecycle
-from pserver.membership.members import Membership
 from tests.checker.worlds import World
 
 
@@ -24,26 +19,25 @@ def written_differences(world: World, path: str, held: InstalledProgram) -> Iter
         path: of the write-ahead log.
         held: what server 0 has; its job is over.
     """
-    members, job = Membership(world.trainers, 0.0), Lifecycle()
     rounds = [lane.kind.waits_for_all for lane in world.plan.lanes]
-    another = SimpleNamespace(
-        plan=world.plan,
-        decisions=SimpleNamespace(
-            coordinator=Coordinator(world.servers, rounds, members.awaited_together)
-        ),
-        leases=JobLeases(members, job),
-        meetings=Meetings(members, job),
+    another = OwnState(
+        Coordinator(world.servers, rounds, lambda lane: ()),
+        RememberedLeases(world.trainers),
+        RememberedMeetings(),
     )
-    Coordination(path, cast(InstalledProgram, another), job.condition).restore()
-    for name, known, read in (
-        ("the log", held.decisions.coordinator, another.decisions.coordinator),
-        ("the leases", held.leases, another.leases),
-        ("the meetings", held.meetings, another.meetings),
+    first, *entries = read(path)
+    assert first.plan == world.plan.fingerprint(), "it is of this job"
+    fold(another, entries)
+    another.settle()
+    assert held.decisions.coordinator is not None, "it is server 0"
+    for name, known, theirs in (
+        ("the log", held.decisions.coordinator.entries(), another.log.entries()),
+        ("the leases", held.leases.state.entries(), another.leases.entries()),
+        ("the meetings", held.meetings.state.entries(), another.meetings.entries()),
     ):
-        own, theirs = _plain(known), _plain(read)
-        if own != theirs:
-            yield f"server 0 has written of {name} {theirs}, and knows {own}"
+        if _plain(known) != _plain(theirs):
+            yield f"server 0 has written of {name} {_plain(theirs)}, and knows {_plain(known)}"
 
 
-def _plain(part: StatePart) -> list[OwnEntry]:
-    return [OwnEntry.FromString(each.SerializeToString()) for each in part.entries()]
+def _plain(entries: Iterable[OwnEntry]) -> list[OwnEntry]:
+    return [OwnEntry.FromString(each.SerializeToString()) for each in entries]

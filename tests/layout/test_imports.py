@@ -29,6 +29,7 @@ IMPURE = {"threading", "socket", "time", "os", "subprocess", "multiprocessing", 
 IMPURE |= {"asyncio", "queue", "grpc", "pyarrow"}
 PURE = ("transpiler/", "pserver/table/", "pserver/dense/", "pserver/leases/")
 PURE += ("pserver/telemetry/job_view.py",)
+PURE += ("pserver/job_log/own_state.py",)
 PURE += tuple(f"pserver/job_log/{name}.py" for name in ("coordinator", "files", "records"))
 EXCEPT = {
     "transpiler/files/files.py": {"os"},  # what is saved is synced and renamed

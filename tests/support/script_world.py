@@ -85,7 +85,7 @@ class ScriptWorld:
         job = Lifecycle()
         self.lock = job.condition
         self.server = JobLeases(self.members, job, wait_seconds=0.0)
-        self.table = self.server._table
+        self.table = self.server.state.table
 
     def asks(self, member: Member, request: wire.LeaseRequest) -> wire.LeaseReply:
         """A process's request reaches the server, which may get it twice."""
@@ -127,7 +127,7 @@ class ScriptWorld:
         self.trainers = self.trainers_again()
         self.serve()
         self.server.restore(plain)
-        self.table = self.server._table
+        self.table = self.server.state.table
         self.counted = {
             int(n): Counter({int(p): c for p, c in each.items()}) for n, each in counted.items()
         }

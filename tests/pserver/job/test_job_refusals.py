@@ -231,4 +231,4 @@ def test_a_barrier_that_all_have_left_is_forgotten(served) -> None:
     for name in "abc":
         job.meet(MeetRequest(session=trainer.session, key=name, text="told"))
 
-    assert list(job.installed().meetings._barriers) == ["c"]
+    assert list(job.installed().meetings.state.barriers) == ["c"]

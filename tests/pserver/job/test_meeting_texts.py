@@ -9,8 +9,9 @@ import pytest
 from pserver import timeouts
 from pserver import wire_pb2 as wire
 from pserver.errors import Refused
-from pserver.job.meetings import MOST_OF_ONE, Meetings, PastTexts, TextBudget
+from pserver.job.meetings import Meetings
 from pserver.job.program import MemoryBudget
+from pserver.job_log.own_state import MOST_OF_ONE, PastTexts, TextBudget
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.members import Member, Membership
 

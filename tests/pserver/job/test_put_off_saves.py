@@ -6,8 +6,9 @@ import pytest
 
 from pserver import timeouts
 from pserver import wire_pb2 as wire
-from pserver.job.meetings import MOST_PUT_OFF, Meetings
+from pserver.job.meetings import Meetings
 from pserver.job.rings import Rings
+from pserver.job_log.own_state import MOST_PUT_OFF, fold
 from pserver.lane.leases import JobLeases
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.members import Member, Membership
@@ -53,9 +54,9 @@ def test_who_waits_and_who_comes_later_are_told_the_same() -> None:
     assert not come(meetings, other).over
 
     again, _, _, (_, late) = room()
-    for entry in meetings.entries():
-        again.restore_entry(entry)
-    assert come(again, late).problem == WHY and again.entries() == meetings.entries()
+    fold(again.state, meetings.state.entries())
+    assert come(again, late).problem == WHY
+    assert again.state.entries() == meetings.state.entries()
 
 
 def test_what_somebody_has_passed_is_never_put_off() -> None:
@@ -77,7 +78,8 @@ def test_only_so_many_are_known() -> None:
     for number in range(MOST_PUT_OFF + 10):
         come(meetings, one, f"automatic save {number}")
         assert put_off(meetings, job, f"automatic save {number}")
-    assert [each.WhichOneof("what") for each in meetings.entries()].count("put_off") == MOST_PUT_OFF
+    kinds = [each.WhichOneof("what") for each in meetings.state.entries()]
+    assert kinds.count("put_off") == MOST_PUT_OFF
 
 
 def test_who_waits_for_samples_hears_of_a_save_once() -> None:

@@ -58,7 +58,7 @@ def test_a_barrier_that_one_has_passed_lets_the_other_pass(world: World, tmp_pat
     assert keeps(first, first_of, "port", "h:1") == "h:1"
     assert [keeps(first, sets, "rendezvous", each) for each in ("h:3", "h:4")] == ["h:3", "h:4"]
     other = world.pool.submit(meets, second, "b")
-    until(lambda: "1: epoch" in world.zero.job.installed().meetings._barriers)
+    until(lambda: "1: epoch" in world.zero.job.installed().meetings.state.barriers)
     assert meets(first, "a") == {0: "a", 1: "b"} == other.result(DEADLINE)
     world.lose(0)
     back(world, path)

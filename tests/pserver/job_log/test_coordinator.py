@@ -225,7 +225,7 @@ class Log(RuleBasedStateMachine):
     def another_coordinator_takes_its_place(self) -> None:
         before, self.coordinator = self.coordinator, self.made()
         for entry in self.written:
-            self.coordinator.restore_entry(OwnEntry.FromString(entry))
+            self.coordinator.apply(OwnEntry.FromString(entry))
         assert self.coordinator.entries() == before.entries()
         self.forgets()
         self.writes()

@@ -115,6 +115,14 @@ def test_a_full_disk_leaves_the_present_file_and_no_descriptor(
     assert entries(tmp_path / "log") == [PLAN, said("a")]
 
 
+def test_the_file_of_another_version_is_refused(tmp_path: Path) -> None:
+    """Its entries have another form; the error says which one, and what reads it."""
+    (tmp_path / "log").write_bytes(b"pserver own 1\n")
+
+    with pytest.raises(Damaged, match=r"expected .*own 2.*got .*own 1.*has written it"):
+        entries(tmp_path / "log")
+
+
 @pytest.mark.parametrize("text", [b"hello\n", b"{}\n", files.MAGIC, b"[1]\n"])
 def test_another_file_is_refused(tmp_path: Path, text: bytes) -> None:
     """Not read as a log."""

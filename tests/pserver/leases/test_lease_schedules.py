@@ -22,8 +22,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from pserver.job_log.own_state import RememberedLeases
 from pserver.leases.epoch import WIDTH, Epoch, EpochLeases, Intervals, Lease, LeasedBatches, Range
 from pserver.leases.table import EpochRange, LeaseAsked, LeaseTable
+from tests.support.lease_changes import entry_of
 
 TRAINERS, EPOCHS, MOST = 4, 2, 2**32 - 1
 KINDS = ["samples", "samples, sync", "memory", "iterable", "iterable, sync", "files"]
@@ -92,7 +94,8 @@ class Leases(RuleBasedStateMachine):
 
     def starts(self, table: LeaseTable, follower: LeaseTable) -> None:
         """Every trainer joins."""
-        self.table, self.follower = table, follower
+        self.table, self.follower = table, RememberedLeases(self.trainers)
+        self.follower.table = follower
         self.there: dict[int, Trainer] = {}
         self.applying: dict[int, list[EpochRange]] = {}  # a round that is decided
         self.away = dict.fromkeys(range(self.trainers), "at first")  # or expected, kept, gone
@@ -100,8 +103,8 @@ class Leases(RuleBasedStateMachine):
             self.comes(number)
 
     def change(self, name: str, *arguments: Any) -> Any:
-        """A change of the table, which its follower repeats."""
-        self.follower.repeat(name, as_json([_plain(each) for each in arguments]))
+        """A change of the table, which its follower repeats from its entry."""
+        self.follower.apply(entry_of(name, *arguments))
         return getattr(self.table, name)(*arguments)
 
     @property
@@ -380,7 +383,7 @@ class Leases(RuleBasedStateMachine):
     @invariant()
     def a_follower_has_the_same(self) -> None:
         if self.table is not None:
-            assert self.follower.whole() == self.table.whole()
+            assert self.follower.table.whole() == self.table.whole()
 
     @invariant()
     def each_position_is_in_one_place(self) -> None:
@@ -451,13 +454,6 @@ def as_json(whole: Any) -> Any:
 
 def named(epoch: int, ranges: Iterable[Range]) -> list[EpochRange]:
     return [(epoch, start, stop) for start, stop in ranges]
-
-
-def _plain(argument: Any) -> Any:
-    """An argument of a change, as a table's log has it."""
-    if isinstance(argument, LeaseAsked):
-        return argument.plain()
-    return list(argument.items()) if isinstance(argument, dict) else argument
 
 
 Leases.TestCase.settings = settings(stateful_step_count=50)
