@@ -82,20 +82,22 @@ class Records(_message.Message):
     def __init__(self, records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., resumes: _Optional[bool] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("number", "time", "joined", "lost", "decided", "called")
+    __slots__ = ("number", "time", "joined", "lost", "decided", "called", "left")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     DECIDED_FIELD_NUMBER: _ClassVar[int]
     CALLED_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
     number: int
     time: float
     joined: JoinRecord
     lost: LossRecord
     decided: StepRecord
     called: Call
-    def __init__(self, number: _Optional[int] = ..., time: _Optional[float] = ..., joined: _Optional[_Union[JoinRecord, _Mapping]] = ..., lost: _Optional[_Union[LossRecord, _Mapping]] = ..., decided: _Optional[_Union[StepRecord, _Mapping]] = ..., called: _Optional[_Union[Call, _Mapping]] = ...) -> None: ...
+    left: LeaveRecord
+    def __init__(self, number: _Optional[int] = ..., time: _Optional[float] = ..., joined: _Optional[_Union[JoinRecord, _Mapping]] = ..., lost: _Optional[_Union[LossRecord, _Mapping]] = ..., decided: _Optional[_Union[StepRecord, _Mapping]] = ..., called: _Optional[_Union[Call, _Mapping]] = ..., left: _Optional[_Union[LeaveRecord, _Mapping]] = ...) -> None: ...
 
 class JoinRecord(_message.Message):
     __slots__ = ("process", "steps")
@@ -112,6 +114,14 @@ class LossRecord(_message.Message):
     process: Process
     text: str
     def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., text: _Optional[str] = ...) -> None: ...
+
+class LeaveRecord(_message.Message):
+    __slots__ = ("process", "preempted_after")
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_AFTER_FIELD_NUMBER: _ClassVar[int]
+    process: Process
+    preempted_after: int
+    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., preempted_after: _Optional[int] = ...) -> None: ...
 
 class StepRecord(_message.Message):
     __slots__ = ("lane", "steps", "consumed", "refused")
@@ -304,11 +314,10 @@ class Closing(_message.Message):
     def __init__(self, failure: _Optional[str] = ...) -> None: ...
 
 class OwnEntry(_message.Message):
-    __slots__ = ("plan", "log", "record", "left", "leases", "lease", "barrier", "put_off", "round", "text", "unheard")
+    __slots__ = ("plan", "log", "record", "leases", "lease", "barrier", "put_off", "round", "text", "unheard")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
-    LEFT_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     BARRIER_FIELD_NUMBER: _ClassVar[int]
@@ -319,7 +328,6 @@ class OwnEntry(_message.Message):
     plan: str
     log: LogState
     record: LoggedRecord
-    left: LeftProcess
     leases: str
     lease: LeaseChange
     barrier: PassedBarrier
@@ -327,7 +335,7 @@ class OwnEntry(_message.Message):
     round: CompletedRound
     text: KeptText
     unheard: ProcessSamples
-    def __init__(self, plan: _Optional[str] = ..., log: _Optional[_Union[LogState, _Mapping]] = ..., record: _Optional[_Union[LoggedRecord, _Mapping]] = ..., left: _Optional[_Union[LeftProcess, _Mapping]] = ..., leases: _Optional[str] = ..., lease: _Optional[_Union[LeaseChange, _Mapping]] = ..., barrier: _Optional[_Union[PassedBarrier, _Mapping]] = ..., put_off: _Optional[_Union[PutOffSave, _Mapping]] = ..., round: _Optional[_Union[CompletedRound, _Mapping]] = ..., text: _Optional[_Union[KeptText, _Mapping]] = ..., unheard: _Optional[_Union[ProcessSamples, _Mapping]] = ...) -> None: ...
+    def __init__(self, plan: _Optional[str] = ..., log: _Optional[_Union[LogState, _Mapping]] = ..., record: _Optional[_Union[LoggedRecord, _Mapping]] = ..., leases: _Optional[str] = ..., lease: _Optional[_Union[LeaseChange, _Mapping]] = ..., barrier: _Optional[_Union[PassedBarrier, _Mapping]] = ..., put_off: _Optional[_Union[PutOffSave, _Mapping]] = ..., round: _Optional[_Union[CompletedRound, _Mapping]] = ..., text: _Optional[_Union[KeptText, _Mapping]] = ..., unheard: _Optional[_Union[ProcessSamples, _Mapping]] = ...) -> None: ...
 
 class LogState(_message.Message):
     __slots__ = ("servers", "time", "recent")
@@ -352,14 +360,6 @@ class ChangedRows(_message.Message):
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     servers: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, servers: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class LeftProcess(_message.Message):
-    __slots__ = ("process", "preempted_after")
-    PROCESS_FIELD_NUMBER: _ClassVar[int]
-    PREEMPTED_AFTER_FIELD_NUMBER: _ClassVar[int]
-    process: Process
-    preempted_after: int
-    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., preempted_after: _Optional[int] = ...) -> None: ...
 
 class LeaseChange(_message.Message):
     __slots__ = ("join", "lease", "decided", "remove", "expect", "give_up", "wait_for")

@@ -1308,7 +1308,7 @@ class Job:
         self.log.log(f"left {member.trainer}", member.goodbye(reason), level)
         if reason:
             self.lifecycle.fail(JobFailed(f"trainer {member.trainer} ended the job: {reason}"))
-        if self.program is not None:
+        if self.program is not None and self.failure is None:
             self.program.decisions.left(process_of(member), member.preempted_after)
         self._fewer_awaited()
         self._close_if_over()
@@ -1561,14 +1561,11 @@ class Job:
             members.by_trainer.pop(process.trainer, None)  # an earlier process's place
             if each.lost:
                 members.fence(process, each.lost)
-            elif each.left:
-                gone = Member(process.trainer, process.incarnation, "", members.since)
-                members.add(gone, each.decided)
-                if each.preempted_after is not None:
-                    members.preempt(gone, each.preempted_after)
-                gone.state = MemberState.LEFT
+                continue
+            members.away[process.trainer] = process
+            if each.left:
+                members.leave(process, each.preempted_after)
             else:
-                members.away[process.trainer] = process
                 installed.decisions.joined[process] = each.decided
 
     # ---- calls of trainers about one another: meetings, samples ----

@@ -27,10 +27,9 @@ has staged nothing: trainers send it again what was not answered.  So what the p
 staged does not count, but where it is decided already: that stays decided, and is lost on this
 server alone.  It receives the state of the log, and continues with the next record.
 
-[Note: a coordinator that comes back]  The coordinator's state follows from its records, and from
-the processes that have left.  It writes each of these to a file before any other process receives
-it, so that its replacement knows them all.  The replacement does not know what was staged: the
-servers send that again.
+[Note: a coordinator that comes back]  The coordinator's state follows from its records.  It writes
+each of them to a file before any other process receives it, so that its replacement knows them all.
+The replacement does not know what was staged: the servers send that again.
 """
 
 from __future__ import annotations
@@ -45,6 +44,7 @@ from pserver.job_log.records import (
     Consumed,
     Decided,
     Joined,
+    Left,
     LogSnapshot,
     Lost,
     Process,
@@ -53,9 +53,7 @@ from pserver.job_log.records import (
     Record,
     Staged,
     What,
-    read_process,
     read_record,
-    write_process,
     write_record,
 )
 
@@ -136,7 +134,7 @@ class Coordinator:
         """Loses a trainer: drops what it has staged.  Rounds may be complete without it, once it
         is not awaited any more: see :meth:`complete`.
         """
-        if process in self.lost:
+        if process in self.lost or process in self.left:
             return []
         for lane, staged in enumerate(self._staged):
             for step in [each for each in staged if each.process == process]:
@@ -146,22 +144,18 @@ class Coordinator:
         self._calls = {c: ready for c, ready in self._calls.items() if c.process != process}
         return [self._append(Lost(process, text), now)]
 
-    def leave(self, process: Process, preempted_after: int | None = None) -> None:
+    def leave(
+        self, process: Process, now: float, preempted_after: int | None = None
+    ) -> list[Record]:
         """Removes a trainer that has left in good order, with all of its steps decided: its number
         is free for another process.
 
         Args:
             preempted_after: its host was taken away, after this step; None: it was not.
         """
-        if self._present.get(process.trainer) == process:
-            del self._present[process.trainer]
-        self.left[process] = preempted_after
-        if self.write is not None:
-            entry = message.OwnEntry()
-            write_process(entry.left.process, process)
-            if preempted_after is not None:
-                entry.left.preempted_after = preempted_after
-            self.write(entry)
+        if process in self.lost or process in self.left:
+            return []
+        return [self._append(Left(process, preempted_after), now)]
 
     def staged(self, server: int, notice: Staged, now: float) -> list[Record]:
         """Notes that a server has staged a step.
@@ -274,8 +268,10 @@ class Coordinator:
                     decided[process] = step
             case Lost(process, text):
                 self.lost[process] = text
-                if self._present.get(process.trainer) == process:
-                    del self._present[process.trainer]
+                self._goes(process)
+            case Left(process, preempted_after):
+                self.left[process] = preempted_after
+                self._goes(process)
             case Decided(lane, steps):
                 for each, changed in zip(steps, rows, strict=True):
                     self._decided[lane][each.process] = each.step
@@ -285,6 +281,10 @@ class Coordinator:
                 self._called.setdefault(process, {})[kind] = number
                 last = process, kind
                 self._calls = {c: r for c, r in self._calls.items() if (c.process, c.kind) != last}
+
+    def _goes(self, process: Process) -> None:
+        if self._present.get(process.trainer) == process:
+            del self._present[process.trainer]
 
     # ---- see [Note: a coordinator that comes back] ----
 
@@ -311,15 +311,11 @@ class Coordinator:
         Raises:
             ValueError: it is of another version.
         """
-        match entry.WhichOneof("what"):
-            case "left":
-                ended, left = entry.left, entry.left.HasField("preempted_after")
-                self.leave(read_process(ended.process), ended.preempted_after if left else None)
-            case "record":
-                rows = [list(each.servers) for each in entry.record.rows]
-                self._follow(read_record(entry.record.record), rows)
-            case _:
-                self._restore_state(entry.log)
+        if entry.WhichOneof("what") == "record":
+            rows = [list(each.servers) for each in entry.record.rows]
+            self._follow(read_record(entry.record.record), rows)
+        else:
+            self._restore_state(entry.log)
 
     def _restore_state(self, state: message.LogState) -> None:
         self._time = state.time

@@ -86,7 +86,7 @@ class OwnState:
                 version.
         """
         match entry.WhichOneof("what"):
-            case "log" | "record" | "left":
+            case "log" | "record":
                 self.log.apply(entry)
             case "leases" | "lease":
                 self.leases.apply(entry)

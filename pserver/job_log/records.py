@@ -119,6 +119,18 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Left:
+    """The departure of a trainer in good order, with all of its steps decided.
+
+    Attributes:
+        preempted_after: its host was taken away, after this step; None: it was not.
+    """
+
+    process: Process
+    preempted_after: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Decided:
     """Steps of one lane that are applied together.
 
@@ -136,7 +148,7 @@ class Decided:
     refused: tuple[tuple[int, str], ...] = ()
 
 
-What = Joined | Lost | Decided | Call
+What = Joined | Lost | Left | Decided | Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +234,10 @@ def write_record(to: message.Record, record: Record) -> None:
         to.joined.steps.extend(what.steps)
     elif isinstance(what, Call):
         _write_call(to.called, what)
+    elif isinstance(what, Left):
+        write_process(to.left.process, what.process)
+        if what.preempted_after is not None:
+            to.left.preempted_after = what.preempted_after
     else:
         write_process(to.lost.process, what.process)
         to.lost.text = what.text
@@ -252,6 +268,10 @@ def read_record(found: message.Record) -> Record:
             what = Joined(read_process(found.joined.process), tuple(found.joined.steps))
         case "lost":
             what = Lost(read_process(found.lost.process), found.lost.text)
+        case "left":
+            preempted = found.left.HasField("preempted_after")
+            after = found.left.preempted_after if preempted else None
+            what = Left(read_process(found.left.process), after)
         case "called":
             what = _call(found.called)
         case _:

@@ -34,6 +34,7 @@ from pserver.job_log.records import (
     Call,
     Decided,
     Joined,
+    Left,
     LogSnapshot,
     Lost,
     Notice,
@@ -642,7 +643,7 @@ class Decisions:
             preempted_after: its host was taken away, after this step; None: it was not.
         """
         if self.coordinator is not None:
-            self.coordinator.leave(process, preempted_after)
+            self._append(self.coordinator.leave(process, self._clock(), preempted_after))
 
     def changed(self) -> None:
         """Looks for rounds that are complete now, as fewer trainers are awaited."""
@@ -830,6 +831,10 @@ class Decisions:
                 case Lost(process, text):
                     self._silences.pop(process, None)
                     self._lost(process, text)
+                case Left(process, preempted_after):
+                    self._silences.pop(process, None)
+                    self._members.leave(process, preempted_after)
+                    self._job.wake_all()
                 case Joined(process, steps):
                     self.joined[process] = tuple(steps)
                 case Call():

@@ -524,14 +524,6 @@ class Membership:
             for trainer, member in sorted(self.by_trainer.items())
         }
 
-    def left(self) -> dict[Process, int | None]:
-        """The processes that have left, with the step after which they were preempted."""
-        return {
-            Process(member.trainer, member.incarnation): member.preempted_after
-            for member in self.by_trainer.values()
-            if member.state is MemberState.LEFT
-        }
-
     def begin_at(self, steps: Mapping[int, Sequence[int]]) -> None:
         """Makes joining trainers continue from these steps, whatever processes they are; see [Note:
         a server's file] in job/program.py.
@@ -635,6 +627,29 @@ class Membership:
             member.preempted_after = step
             self.preempted = {**self.preempted, member.trainer: step}
             self.changes += 1
+
+    def leave(self, process: Process, preempted_after: int | None) -> None:
+        """Notes that a process has left, as the log has it.  One that is still here, and was not
+        preempted, has finished: its own call, or its silence, ends its membership.
+
+        Args:
+            preempted_after: its host was taken away, after this step; None: it was not.
+        """
+        here = self.away.get(process.trainer) != process
+        if not here:
+            gone = Member(process.trainer, process.incarnation, "", self.since)
+            self.add(gone, [each.step for each in self.counted.get(process, ())])
+        member = self.by_trainer.get(process.trainer)
+        if member is None or member.incarnation != process.incarnation:
+            return
+        if member.state is not MemberState.JOINED:
+            return
+        if preempted_after is not None:
+            self.preempt(member, preempted_after)
+        if here and preempted_after is None:
+            member.finished = True
+        else:
+            member.state = MemberState.LEFT
 
     @property
     def first(self) -> int:

@@ -18,6 +18,7 @@ from pserver.job_log.records import (
     Consumed,
     Decided,
     Joined,
+    Left,
     LogSnapshot,
     Lost,
     Notice,
@@ -71,6 +72,8 @@ def record(of: Record) -> str:
             said = f"decided {' '.join(map(step, steps))}{''.join([*used, *refuses])}"
         case Joined(who, steps):
             said = f"joined {process(who)}" + (f", after step {steps[0]}" if any(steps) else "")
+        case Left(who, after):
+            said = f"left {process(who)}" + (f", preempted after step {after}" if after else "")
         case Call(who, kind, number):
             said = f"{kind} {number} of {process(who)}"
         case Lost(who, text):

@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from pserver.errors import FingerprintMismatch, UnknownSession
+from pserver.membership.members import MemberState
 from pserver.service.server_metrics import ServerMetrics
 from pserver.wire_pb2 import (
     HeartbeatRequest,
+    LeaveRequest,
     StatusRequest,
 )
 from tests.support.job_frames import DEADLINE
@@ -93,3 +95,44 @@ def test_one_trainer_brings_the_program(world: World, tmp_path: Path) -> None:
     back.job.install(first.program(asked.session))  # once more, though it serves
     with pytest.raises(UnknownSession):
         back.job.install(second.program("x"))
+
+
+@pytest.mark.parametrize("preempted", [False, True])
+def test_who_leaves_before_it_has_joined_again_is_not_awaited(
+    world: World, tmp_path: Path, preempted: bool
+) -> None:
+    """The log tells the server that has come back: its job ends with those that it knows."""
+    path = world.save(tmp_path)
+    world.step(1, 1)
+    world.lose()
+    back = world.again(path).job
+    world.rejoin(0)
+    gone, stays = world.trainers[1][0], world.trainers[0]
+    leaves = LeaveRequest(session=gone.session, success=True, preempted=preempted, step=1)
+    gone.job.leave(leaves)
+    until(lambda: not back._members.away)
+    assert back._members.preempted == ({1: 1} if preempted else {})
+    world.step(0, 1)
+    for part in reversed(stays):
+        part.job.leave(LeaveRequest(session=part.session, success=True))
+
+    assert back.ended.is_set() and back.failure is None
+
+
+@pytest.mark.parametrize("preempted", [False, True])
+def test_who_has_left_server_0_is_not_lost_on_another_one(world: World, preempted: bool) -> None:
+    """Its call to that one was lost, and so it falls silent there."""
+    world.step(0, 1)
+    (zero, _), (_, one) = world.trainers[0], world.trainers[1]
+    zero.job.leave(LeaveRequest(session=zero.session, success=True, preempted=preempted, step=1))
+    there = world.one.job._members
+    until(lambda: 0 not in there.unfinished())
+    world.clock.time += DEADLINE + 1
+    one.job.heartbeat(HeartbeatRequest(session=one.session))
+    world.one.job.tick()
+
+    assert there.by_trainer[0].state is MemberState.LEFT
+    assert there.preempted == ({0: 1} if preempted else {})
+    assert not there.fenced and [each.job.failure for each in world.servers] == [None, None]
+    world.trainers[1][0].job.heartbeat(HeartbeatRequest(session=world.trainers[1][0].session))
+    assert world.step(1, 1)

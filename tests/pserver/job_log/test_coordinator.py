@@ -15,6 +15,7 @@ from pserver.job_log.records import (
     Call,
     Decided,
     Joined,
+    Left,
     LogSnapshot,
     Lost,
     Process,
@@ -196,12 +197,14 @@ class Log(RuleBasedStateMachine):
 
     @rule(nth=NTH, text=st.sampled_from(["silent", "slow"]))
     def a_trainer_is_lost(self, nth: int, text: str) -> None:
-        """Drops what it has staged; what is decided counts."""
-        if (process := self.nth(nth)) in self.left:
-            return
+        """Drops what it has staged; what is decided counts.  One that has left is not lost."""
+        process = self.nth(nth)
         records = self.coordinator.lose(process, text, self.now)
-        self.follow(records, *([] if process in self.lost else [Lost(process, text)]))
-        self.lost.setdefault(process, text)
+        if process in self.lost or process in self.left:
+            self.follow(records)
+            return
+        self.follow(records, Lost(process, text))
+        self.lost[process] = text
         self.goes(process)
         self.drop(lambda each: each.process == process)
         for staged in self.staged:
@@ -210,10 +213,14 @@ class Log(RuleBasedStateMachine):
 
     @rule(nth=NTH, preempted_after=st.none() | STEPS)
     def a_trainer_leaves(self, nth: int, preempted_after: int | None) -> None:
-        if (process := self.nth(nth)) not in self.lost:
-            self.coordinator.leave(process, preempted_after)
-            self.left[process] = preempted_after
-            self.goes(process)
+        process = self.nth(nth)
+        records = self.coordinator.leave(process, self.now, preempted_after)
+        if process in self.lost or process in self.left:
+            self.follow(records)
+            return
+        self.follow(records, Left(process, preempted_after))
+        self.left[process] = preempted_after
+        self.goes(process)
 
     def goes(self, process: Process) -> None:
         if self.present.get(process.trainer) == process:

@@ -110,7 +110,7 @@ class OwnJob(RuleBasedStateMachine):
             self.members.fence(process_of(before), "silent")
         else:
             self.members.preempt(before, 7)
-            self.log.leave(process_of(before), 7)
+            self.log.leave(process_of(before), 1.0, 7)
             before.state = MemberState.LEFT
         self.asks(1 - trainer, 1, False)
         if kept:

@@ -8,6 +8,7 @@ from pserver.job_log.records import (
     Call,
     Decided,
     Joined,
+    Left,
     Lost,
     Notice,
     Process,
@@ -44,6 +45,8 @@ def test_records_travel() -> None:
         Record(3, 1e9, Decided(1, (ProcessStep(FIRST, 1), ProcessStep(SECOND, 4)))),
         Record(4, 2e9, Lost(FIRST, "silent")),
         Record(5, 2e9, Call(SECOND, "shrink", 7)),
+        Record(6, 2e9, Left(SECOND)),
+        Record(7, 2e9, Left(FIRST, 0)),
     ]
 
     assert records_of(records_bytes(records)) == records
