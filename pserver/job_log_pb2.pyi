@@ -82,7 +82,7 @@ class Records(_message.Message):
     def __init__(self, records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., resumes: _Optional[bool] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("number", "time", "joined", "lost", "decided", "called", "left")
+    __slots__ = ("number", "time", "joined", "lost", "decided", "called", "left", "loaded")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +90,7 @@ class Record(_message.Message):
     DECIDED_FIELD_NUMBER: _ClassVar[int]
     CALLED_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
     number: int
     time: float
     joined: JoinRecord
@@ -97,7 +98,8 @@ class Record(_message.Message):
     decided: StepRecord
     called: Call
     left: LeaveRecord
-    def __init__(self, number: _Optional[int] = ..., time: _Optional[float] = ..., joined: _Optional[_Union[JoinRecord, _Mapping]] = ..., lost: _Optional[_Union[LossRecord, _Mapping]] = ..., decided: _Optional[_Union[StepRecord, _Mapping]] = ..., called: _Optional[_Union[Call, _Mapping]] = ..., left: _Optional[_Union[LeaveRecord, _Mapping]] = ...) -> None: ...
+    loaded: LoadRecord
+    def __init__(self, number: _Optional[int] = ..., time: _Optional[float] = ..., joined: _Optional[_Union[JoinRecord, _Mapping]] = ..., lost: _Optional[_Union[LossRecord, _Mapping]] = ..., decided: _Optional[_Union[StepRecord, _Mapping]] = ..., called: _Optional[_Union[Call, _Mapping]] = ..., left: _Optional[_Union[LeaveRecord, _Mapping]] = ..., loaded: _Optional[_Union[LoadRecord, _Mapping]] = ...) -> None: ...
 
 class JoinRecord(_message.Message):
     __slots__ = ("process", "steps")
@@ -122,6 +124,10 @@ class LeaveRecord(_message.Message):
     process: Process
     preempted_after: int
     def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., preempted_after: _Optional[int] = ...) -> None: ...
+
+class LoadRecord(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class StepRecord(_message.Message):
     __slots__ = ("lane", "steps", "consumed", "refused")
@@ -473,12 +479,14 @@ class KeptText(_message.Message):
     def __init__(self, key: _Optional[str] = ..., trainer: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Standing(_message.Message):
-    __slots__ = ("last", "processes")
+    __slots__ = ("last", "processes", "loaded")
     LAST_FIELD_NUMBER: _ClassVar[int]
     PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
     last: int
     processes: _containers.RepeatedCompositeFieldContainer[ProcessStanding]
-    def __init__(self, last: _Optional[int] = ..., processes: _Optional[_Iterable[_Union[ProcessStanding, _Mapping]]] = ...) -> None: ...
+    loaded: int
+    def __init__(self, last: _Optional[int] = ..., processes: _Optional[_Iterable[_Union[ProcessStanding, _Mapping]]] = ..., loaded: _Optional[int] = ...) -> None: ...
 
 class ProcessStanding(_message.Message):
     __slots__ = ("process", "begun", "decided", "rows", "lost", "left", "preempted_after", "calls")

@@ -604,6 +604,8 @@ class Job:
                 count = len(slices.values)
                 held = f"{count} slice{'' if count == 1 else 's'}, {slices.bytes_held} bytes"
                 self.log.log("installed", f"holds {held} of the model", logging.INFO)
+            else:
+                installed.decisions.loaded()
             self.lifecycle.wake_all()
             return Outcome(installed.version, 0)
 
@@ -1431,6 +1433,8 @@ class Job:
         self.member(request.session)
         path, root = self._directory(request.path), self._root
         job_files.load(path, self.installed(), self._members, root)
+        with self.condition:
+            self.installed().decisions.loaded()
         self.lifecycle.events.add("loaded", f"loaded from {shown(path)}")
         return wire.LoadReply(file=shown(path), bytes=self.installed().slices.bytes_held)
 
@@ -1538,6 +1542,11 @@ class Job:
         """
         reload, installed = self.reload, self.program
         assert reload is not None and installed is not None, "a server that comes back"
+        if reload.lacks_load(snapshot):
+            text = f"{shown(reload.path)} was saved before the job loaded other values"
+            self.lifecycle.fail(Refused(f"{text}: the whole job goes on from a checkpoint"))
+            self.ended.set()
+            return
         found = reload.stands(snapshot)
         installed.lost = reload.lost
         installed.recording.stands(snapshot)

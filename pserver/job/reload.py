@@ -39,6 +39,7 @@ class Reload:
     _asked_at: float = 0.0
     _saved: Mapping[Process, Sequence[Applied]] = field(default_factory=dict)
     _lost_before: Mapping[int, Loss] = field(default_factory=dict)
+    _record: int = 0  # of the job's log, as of which the save is
 
     def asked(self, incarnation: str, now: float, timeout: float) -> str:
         """The session with which a joining trainer is to bring the program; "" where it is not to
@@ -81,8 +82,19 @@ class Reload:
             meta: the save's.
         """
         self._saved = saved_steps(meta.get("watermarks", {}))
+        self._record = meta.get("log", {}).get("record", 0)
         lost = meta.get("lost", {})
         self._lost_before = {int(trainer): Loss(*each) for trainer, each in lost.items()}
+
+    def lacks_load(self, snapshot: LogSnapshot) -> bool:
+        """Whether the job has loaded other values since the save: then this server would hold
+        values from before it beside the others'.
+        """
+        return self._of_this_run(snapshot) and snapshot.loaded > self._record
+
+    def _of_this_run(self, snapshot: LogSnapshot) -> bool:
+        """Whether the save is of this run of the job: one of an earlier run says nothing of it."""
+        return any(each.process in self._saved for each in snapshot.processes)
 
     def stands(self, snapshot: LogSnapshot) -> Mapping[int, Loss]:
         """Takes server 0's state of the log.
@@ -91,9 +103,7 @@ class Reload:
             By trainer, the losses since the save; ``lost`` has earlier ones, too.
         """
         found = losses(snapshot, self._saved)
-        # a save of an earlier run of the job says nothing of this one
-        same = any(each.process in self._saved for each in snapshot.processes)
-        before = self._lost_before if same else {}
+        before = self._lost_before if self._of_this_run(snapshot) else {}
         trainers = sorted(found.keys() | before.keys())
         self.lost = {t: found.get(t, Loss()).plus(before.get(t, Loss())) for t in trainers}
         self.done = True

@@ -45,6 +45,7 @@ from pserver.job_log.records import (
     Decided,
     Joined,
     Left,
+    Loaded,
     LogSnapshot,
     Lost,
     Process,
@@ -93,6 +94,7 @@ class Coordinator:
         self._time = 0.0
         self.lost: dict[Process, str] = {}
         self.left: dict[Process, int | None] = {}
+        self._loaded = 0  # the number of the last load's record
         self.write: Callable[[message.OwnEntry], None] | None = None
         self._recent = deque[Record](maxlen=RECENT)
         self._begun: dict[Process, tuple[int, ...]] = {}  # in the order in which they joined
@@ -156,6 +158,12 @@ class Coordinator:
         if process in self.lost or process in self.left:
             return []
         return [self._append(Left(process, preempted_after), now)]
+
+    def load(self, now: float) -> list[Record]:
+        """Notes that other values have taken the place of those that servers held; once, where no
+        other record stands between two loads.
+        """
+        return [] if self._loaded == self.last > 0 else [self._append(Loaded(), now)]
 
     def staged(self, server: int, notice: Staged, now: float) -> list[Record]:
         """Notes that a server has staged a step.
@@ -232,6 +240,7 @@ class Coordinator:
                 )
                 for process in {**self._begun, **self.lost}
             ),
+            self._loaded,
         )
 
     def _everywhere(self, lane: int, step: ProcessStep) -> bool:
@@ -272,6 +281,8 @@ class Coordinator:
             case Left(process, preempted_after):
                 self.left[process] = preempted_after
                 self._goes(process)
+            case Loaded():
+                self._loaded = record.number
             case Decided(lane, steps):
                 for each, changed in zip(steps, rows, strict=True):
                     self._decided[lane][each.process] = each.step
@@ -321,7 +332,7 @@ class Coordinator:
         self._time = state.time
         self._recent.extend(map(read_record, state.recent.records))
         known = [LogSnapshot.read(each) for each in state.servers]
-        self.last = known[0].last
+        self.last, self._loaded = known[0].last, known[0].loaded
         for each in zip(*(snapshot.processes for snapshot in known), strict=True):
             one = each[0]
             process = one.process

@@ -131,6 +131,11 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class Loaded:
+    """The replacement of the servers' values by others, which no step has made."""
+
+
+@dataclass(frozen=True, slots=True)
 class Decided:
     """Steps of one lane that are applied together.
 
@@ -148,7 +153,7 @@ class Decided:
     refused: tuple[tuple[int, str], ...] = ()
 
 
-What = Joined | Lost | Left | Decided | Call
+What = Joined | Lost | Left | Loaded | Decided | Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +239,8 @@ def write_record(to: message.Record, record: Record) -> None:
         to.joined.steps.extend(what.steps)
     elif isinstance(what, Call):
         _write_call(to.called, what)
+    elif isinstance(what, Loaded):
+        to.loaded.SetInParent()
     elif isinstance(what, Left):
         write_process(to.left.process, what.process)
         if what.preempted_after is not None:
@@ -272,6 +279,8 @@ def read_record(found: message.Record) -> Record:
             preempted = found.left.HasField("preempted_after")
             after = found.left.preempted_after if preempted else None
             what = Left(read_process(found.left.process), after)
+        case "loaded":
+            what = Loaded()
         case "called":
             what = _call(found.called)
         case _:
@@ -393,10 +402,12 @@ class LogSnapshot:
     Attributes:
         last: the number of the last record.
         processes: in the order in which they have joined.
+        loaded: the number of the last record of a load; 0: there is none.
     """
 
     last: int
     processes: tuple[ProcessSnapshot, ...]
+    loaded: int = 0
 
     def to_bytes(self) -> bytes:
         """The bytes of the state, which travel in the place of records."""
@@ -406,7 +417,7 @@ class LogSnapshot:
 
     def write(self, to: message.Standing) -> None:
         """Writes the state into an empty message."""
-        to.last = self.last
+        to.last, to.loaded = self.last, self.loaded
         for each in self.processes:
             added = to.processes.add(
                 begun=each.begun,
@@ -451,6 +462,7 @@ class LogSnapshot:
                 )
                 for each in standing.processes
             ),
+            standing.loaded,
         )
 
 

@@ -645,6 +645,11 @@ class Decisions:
         if self.coordinator is not None:
             self._append(self.coordinator.leave(process, self._clock(), preempted_after))
 
+    def loaded(self) -> None:
+        """Notes that other values have taken the place of those that servers held."""
+        if self.coordinator is not None:
+            self._append(self.coordinator.load(self._clock()))
+
     def changed(self) -> None:
         """Looks for rounds that are complete now, as fewer trainers are awaited."""
         if self.coordinator is not None and self._job.failure is None:

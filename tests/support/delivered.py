@@ -19,6 +19,7 @@ from pserver.job_log.records import (
     Decided,
     Joined,
     Left,
+    Loaded,
     LogSnapshot,
     Lost,
     Notice,
@@ -72,6 +73,8 @@ def record(of: Record) -> str:
             said = f"decided {' '.join(map(step, steps))}{''.join([*used, *refuses])}"
         case Joined(who, steps):
             said = f"joined {process(who)}" + (f", after step {steps[0]}" if any(steps) else "")
+        case Loaded():
+            said = "other values are loaded"
         case Left(who, after):
             said = f"left {process(who)}" + (f", preempted after step {after}" if after else "")
         case Call(who, kind, number):

@@ -15,12 +15,14 @@ from pserver.errors import FingerprintMismatch, UnknownSession
 from pserver.membership.members import MemberState
 from pserver.service.server_metrics import ServerMetrics
 from pserver.wire_pb2 import (
+    Frame,
     HeartbeatRequest,
+    Kind,
     LeaveRequest,
     StatusRequest,
 )
 from tests.support.job_frames import DEADLINE
-from tests.support.reloading_jobs import Part, World, plan_of, until
+from tests.support.reloading_jobs import HELD, ONES, Part, World, plan_of, until
 
 
 @pytest.fixture
@@ -136,3 +138,32 @@ def test_who_has_left_server_0_is_not_lost_on_another_one(world: World, preempte
     assert not there.fenced and [each.job.failure for each in world.servers] == [None, None]
     world.trainers[1][0].job.heartbeat(HeartbeatRequest(session=world.trainers[1][0].session))
     assert world.step(1, 1)
+
+
+@pytest.mark.parametrize("saved_again", [False, True])
+def test_a_server_does_not_come_back_without_what_was_loaded(
+    world: World, tmp_path: Path, saved_again: bool
+) -> None:
+    """Its values would be from before the load, beside the others' from after it; all go back to a
+    checkpoint.  It comes back from a save of later.
+    """
+    path = world.save(tmp_path)
+    world.step(0, 1)
+    for part, name in zip(world.trainers[0], HELD, strict=True):
+        part.post(Kind.VALUE, 0, **{name: 100 * ONES[name]})
+        part.ask(Frame(kind=Kind.COMMIT, step=0))
+    world.step(0, 2)
+    if saved_again:
+        path = world.save(tmp_path / "later")
+    world.lose()
+    back = world.again(path)
+    if saved_again:
+        for number in (0, 1):
+            world.rejoin(number)
+        assert [each.min() for each in world.step(0, 3)] == [99.0, 99.0]
+        return
+    first = Part(back, world.plan, 0)
+    back.job.install(first.program(back.job.join(first.request()).session))
+
+    assert back.job.ended.wait(DEADLINE)
+    assert "saved before the job loaded other values" in str(back.job.failure)

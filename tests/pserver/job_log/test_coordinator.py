@@ -16,6 +16,7 @@ from pserver.job_log.records import (
     Decided,
     Joined,
     Left,
+    Loaded,
     LogSnapshot,
     Lost,
     Process,
@@ -52,6 +53,7 @@ class Log(RuleBasedStateMachine):
         self.begun: dict[Process, tuple[int, ...]] = {}
         self.lost: dict[Process, str] = {}
         self.left: dict[Process, int | None] = {}
+        self.loaded = 0
         self.decided = Counter[tuple[Process, int]]()  # by lane, the last step
         self.rows = Counter[tuple[Process, int, int]]()  # by lane and server
         self.called = defaultdict[Process, dict[str, int]](dict)
@@ -226,6 +228,13 @@ class Log(RuleBasedStateMachine):
         if self.present.get(process.trainer) == process:
             del self.present[process.trainer]
 
+    @rule()
+    def values_are_loaded(self) -> None:
+        """Any number of loads between two other records are one."""
+        last = [each.what for each in self.records[-1:]]
+        self.follow(self.coordinator.load(self.now), *([] if last == [Loaded()] else [Loaded()]))
+        self.loaded = len(self.records)
+
     # ---- another one in its place: see [Note: a coordinator that comes back] ----
 
     @rule()
@@ -249,7 +258,7 @@ class Log(RuleBasedStateMachine):
         assert records_of(data) == self.records and resumes(data)
         for server in range(SERVERS):
             snapshot = self.coordinator.snapshot(server)
-            assert snapshot == LogSnapshot(last, self.processes(server))
+            assert snapshot == LogSnapshot(last, self.processes(server), self.loaded)
             assert LogSnapshot.of(snapshot.to_bytes()) == snapshot
             there = {each.process for each in snapshot.processes if each.present}
             assert there == set(self.present.values())

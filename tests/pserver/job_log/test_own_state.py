@@ -127,6 +127,10 @@ class OwnJob(RuleBasedStateMachine):
         for server in range(SERVERS):
             self.log.call(server, Call(process, "save", number), 1.0)
 
+    @rule()
+    def values_are_loaded(self) -> None:
+        self.log.load(2.0)
+
     # ---- samples and steps ----
 
     @precondition(lambda self: not self.asked)

@@ -9,6 +9,7 @@ from pserver.job_log.records import (
     Decided,
     Joined,
     Left,
+    Loaded,
     Lost,
     Notice,
     Process,
@@ -47,6 +48,7 @@ def test_records_travel() -> None:
         Record(5, 2e9, Call(SECOND, "shrink", 7)),
         Record(6, 2e9, Left(SECOND)),
         Record(7, 2e9, Left(FIRST, 0)),
+        Record(8, 2e9, Loaded()),
     ]
 
     assert records_of(records_bytes(records)) == records
