@@ -313,6 +313,10 @@ class Stripes:
         """The positions of a trainer's stripe."""
         return self._starts[trainer], self._starts[trainer + 1]
 
+    def batches(self, trainer: int) -> int:
+        """The number of batches of a trainer's stripe."""
+        return self._regular + (self._share(trainer) > 0)
+
     def places(self, start: int, stop: int) -> Iterator[Range]:
         """The places of positions in the permutation: ranges, in the order of the positions."""
         while start < stop:
@@ -378,6 +382,11 @@ class Epoch:
     segments: int = 0
     begun: int = 0
     uneven: bool = False
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether a lease has what a piece of a file still has."""
+        return bool(self.segments) and not self.whole
 
     def check(self) -> None:
         """Returns if the epoch's values are valid.
@@ -645,16 +654,11 @@ class EpochLeases:
         """Whether a trainer has as many pieces ahead of its need as would be its equal share of
         those that nobody has come to the end of: the others shall have the rest.
         """
-        if not self._of_files:
+        if not self.epoch.in_pieces:
             return False
         ahead = {each: _endless(held) for each, held in self._leased.items()}
         pieces = len(self._free) + sum(ahead.values())
         return ahead.get(trainer, 0) >= max(1, -(-pieces // max(1, trainers)))
-
-    @property
-    def _of_files(self) -> bool:
-        """Whether a lease has what a piece of a file still has."""
-        return self._segments is not None and not self.epoch.whole
 
     def _own_batches(self, trainer: int, most: int) -> Lease:
         """Batches of the trainer's stripe; the last one has the rest."""
@@ -670,7 +674,7 @@ class EpochLeases:
         """Free batches: fewer as less is left, so that all trainers end at about one time."""
         if not self._free.size:
             return Lease()
-        if self._of_files:
+        if self.epoch.in_pieces:
             start, stop = self._free.first
             return self._as_lease(self._free.pop(stop - start), 1, len(self._free))
         batches = self._batches(self._free.size)

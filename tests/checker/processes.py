@@ -27,8 +27,10 @@ from trainer.communicator.communicator import Communicator
 from trainer.communicator.joint_calls import Apart
 from trainer.job.due_saves import DueSaves
 from trainer.job.save_schedule import SaveSchedule
-from trainer.samplers.leased_pass import LeasedPass, SampleLists
+from trainer.samplers.leased_part import LeasedPart
 from trainer.samplers.sample_leases import SampleLeases, stripes_of
+from trainer.samplers.sample_lists import SampleLists
+from trainer.samplers.sample_pass import Pass
 from transpiler.plan.plan import Deployment
 
 TIMEOUT_SECONDS = 60.0  # of a whole trial
@@ -188,13 +190,14 @@ class Process:
         for number in range(world.passes):
             epoch = Epoch(number, "data", str(world.seed), world.samples, world.batch, stripes)
             leases.begin(loader, epoch)
-            leased = LeasedPass(leases, epoch, SampleLists(epoch, range(world.samples)))
-            while leased.more():
-                for _ in leased.draw():
+            lists = SampleLists(epoch, range(world.samples))
+            mine = Pass(lists, LeasedPart(leases, epoch))
+            while mine.dealer.more():
+                for _ in mine:
                     if late:  # now its script is where the others' are
                         late = False
                         self._due.arrived()
-                    leased.give()
+                    mine.dealer.give()
                     yield
                     if world.every and self._due.trained():
                         self._due.between()

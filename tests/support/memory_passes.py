@@ -8,7 +8,9 @@ from typing import Any
 from tests.support.scripts import Script
 from trainer.data.datasets import NUMBER, Parses, SamplePlaces, SharedOrder, Shuffles
 from trainer.data.pieces import Piece
-from trainer.samplers.striped_memory import Division, HeldSamples, LeasedMemory, Loaded
+from trainer.samplers.leased_part import LeasedPart
+from trainer.samplers.memory_samples import Division, HeldSamples, Loaded, MemoryBatches
+from trainer.samplers.sample_pass import Pass
 
 
 def memory_pass(
@@ -18,7 +20,7 @@ def memory_pass(
     trainers: int,
     shuffled: bool,
     parses: Parses,
-) -> LeasedMemory:
+) -> Pass[LeasedPart]:
     """A pass.
 
     Args:
@@ -44,4 +46,4 @@ def memory_pass(
     loaded, together = Loaded(pieces, counts, shuffles, batch, False), bool(script.desk.stripes)
     held = HeldSamples(columns, places, loaded, parses, lambda _: None)
     epoch = loaded.epoch(script.epoch, "", trainers, divided(trainers).batches, together)
-    return LeasedMemory(script.desk, epoch, divided, held)
+    return Pass(MemoryBatches(divided, held), LeasedPart(script.desk, epoch))

@@ -25,9 +25,15 @@ from trainer.data.batches import Columns
 from trainer.data.lines import Parsed
 from trainer.data.pieces import Piece
 from trainer.samplers.counted_reader import CountedReader
-from trainer.samplers.leased_files import LeasedFiles, epoch_of
-from trainer.samplers.leased_pass import BatchLists, Leased, LeasedPass, SampleLists
-from trainer.samplers.striped_files import StripedFiles, striped_epoch
+from trainer.samplers.file_samples import (
+    CountedFiles,
+    FilePieces,
+    epoch_of_pieces,
+    epoch_of_samples,
+)
+from trainer.samplers.leased_part import LeasedPart
+from trainer.samplers.sample_lists import BatchLists, SampleLists
+from trainer.samplers.sample_pass import Pass
 
 LONGEST = 20_000  # events of a schedule
 KINDS = ("samples", "batches", "iterable", "files", "memory")
@@ -148,39 +154,32 @@ class ScriptWorld:
             return self.trainers
         return self.random.randint(1, 4)
 
-    def begin(self, script: Script) -> Leased:
+    def begin(self, script: Script) -> Pass[LeasedPart]:
         """A pass, as the script's process makes it."""
         leases, number, stripes = script.desk, script.epoch, script.desk.stripes
+        epoch = Epoch(number, "", "", self.samples, self.batch, stripes, self.drop_last)
         if self.kind == "samples":
-            epoch = Epoch(number, "", "", self.samples, self.batch, stripes, self.drop_last)
             order = random.Random(number).sample(range(self.samples), self.samples)
-            return LeasedPass(leases, epoch, SampleLists(epoch, order))
+            return Pass(SampleLists(epoch, order), LeasedPart(leases, epoch))
         if self.kind == "batches":
-            lists = BatchLists(self.lists)
-            count = lists.count(stripes)
-            epoch = Epoch(
-                number, "", "", len(self.lists), 1, stripes, unit="batches", positions=count
-            )
-            return LeasedPass(leases, epoch, lists)
+            lists = BatchLists(Epoch(number, "", "", 0, 1), self.lists)
+            return Pass(lists, LeasedPart(leases, lists.epoch(stripes)))
         if self.kind == "iterable":
             fresh: Any = nullcontext
-            reader = CountedReader(range(self.samples), fresh, lambda *_: None)
-            epoch = Epoch(
-                number, "", "", 0, 1, stripes, unit="batches", whole=True, segments=stripes or 1
-            )
-            return LeasedPass(leases, epoch, reader)
+            plain = Epoch(number, "", "", 0, 1)
+            reader = CountedReader(plain, range(self.samples), fresh, lambda *_: None)
+            return Pass(reader, LeasedPart(leases, reader.epoch(stripes)))
         pieces = [Piece(f"{piece // 2}", piece) for piece in range(len(self.lengths))]
         files, batching = [piece.begin // 2 for piece in pieces], (self.batch, self.drop_last)
         if self.kind == "memory":
             shuffled, all_files = self.random.random() < 0.5, (pieces, files, self.lengths)
             return memory_pass(script, all_files, self.batch, self.trainers, shuffled, self._parses)
         if stripes:
-            epoch = striped_epoch(number, "", pieces, self.lengths, batching, stripes)
-            return LeasedPass(
-                leases, epoch, StripedFiles(epoch, pieces, files, self.lengths, self._parses)
-            )
-        epoch = epoch_of(number, "", pieces, self.batch, self.drop_last)
-        return LeasedFiles(leases, epoch, pieces, self._parses)
+            epoch = epoch_of_samples(number, "", pieces, self.lengths, batching, stripes)
+            counted = CountedFiles(epoch, pieces, files, self.lengths, self._parses)
+            return Pass(counted, LeasedPart(leases, epoch))
+        epoch = epoch_of_pieces(number, "", pieces, self.batch, self.drop_last)
+        return Pass(FilePieces(epoch, pieces, self._parses), LeasedPart(leases, epoch))
 
     def _parses(self, pieces: Iterable[Piece]) -> Generator[Parsed]:
         """A piece more than is asked for is parsed."""
@@ -218,7 +217,7 @@ class ScriptWorld:
             script.mine = self.begin(script)
         breaks = self.random.random() < self.breaks
         if breaks and faults and script.draws is not None and not self.together:
-            script.mine.close()
+            script.mine.dealer.close()
             self.end(script)
             return
         try:
@@ -226,16 +225,16 @@ class ScriptWorld:
         except Waits:
             script.waits = True
 
-    def train_on(self, script: Script, mine: Leased) -> None:
+    def train_on(self, script: Script, mine: Pass[LeasedPart]) -> None:
         """A batch, and a step where it is time; or the end of the pass."""
         if script.draws is None:
-            if not mine.more():
-                mine.close()
+            if not mine.dealer.more():
+                mine.dealer.close()
                 self.end(script)
                 return
-            script.waits, script.draws = False, mine.draw()
+            script.waits, script.draws = False, iter(mine)
         for item in script.draws:
-            mine.give()
+            mine.dealer.give()
             script.items += items_of(item)
             script.batches += 1
             if script.batches == self.every:

@@ -16,8 +16,9 @@ from pserver.client.client import LeaseCalls
 from pserver.leases.epoch import Epoch, Lease
 from pserver.leases.table import EpochRange
 from pserver.membership.members import Member
-from trainer.samplers.leased_pass import Leased
+from trainer.samplers.leased_part import LeasedPart
 from trainer.samplers.sample_leases import SampleLeases
+from trainer.samplers.sample_pass import Pass
 from trainer.senders.pipeline import ConsumedSamples
 
 
@@ -65,7 +66,7 @@ class Desk(SampleLeases):
 
     def lease_ahead(self, epoch: Epoch) -> Future[Lease] | None:
         """At once, or not at all."""
-        if epoch.stripes or self._world.random.random() < 0.5:
+        if epoch.stripes or epoch.in_pieces or self._world.random.random() < 0.5:
             return None
         future: Future[Lease] = Future()
         future.set_result(self.lease(epoch))
@@ -88,7 +89,7 @@ class Script:
     member: Member
     desk: Desk
     epoch: int = 0
-    mine: Leased | None = None  # the pass under way
+    mine: Pass[LeasedPart] | None = None  # the pass under way
     draws: Iterator[Any] | None = None
     items: list[int] = field(default_factory=list)  # given since the last step
     batches: int = 0  # given since the last step

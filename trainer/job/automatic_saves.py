@@ -30,7 +30,7 @@ from trainer.job.save_load import read, write
 from trainer.job.save_schedule import SaveSchedule
 from trainer.job.script_place import ScriptPlace, own_place
 from trainer.job.script_position import ResumePlace, ScriptPosition
-from trainer.samplers.pass_log import Pass
+from trainer.samplers.pass_log import LoggedPass
 from transpiler.files import bounded_json
 
 DELTAS = 8  # at most so many in a row have only the rows that changed
@@ -202,7 +202,7 @@ class AutomaticSaves:
         self._chosen = True
         self._due.begin()
 
-    def begin(self, loader: str) -> Pass:
+    def begin(self, loader: str) -> LoggedPass:
         """Begins a pass.
 
         Raises:
@@ -210,7 +210,7 @@ class AutomaticSaves:
         """
         return self._script.begin(loader)
 
-    def ready(self, begun: Pass) -> None:
+    def ready(self, begun: LoggedPass) -> None:
         """Called before a pass gives its first batch.
 
         Raises:
@@ -250,7 +250,7 @@ class AutomaticSaves:
             self._due.arrived()
         self.between(None)
 
-    def between(self, asked: Pass | None) -> None:
+    def between(self, asked: LoggedPass | None) -> None:
         """Saves, if it is time, when the script asks for the next batch.
 
         Args:

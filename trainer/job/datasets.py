@@ -7,16 +7,19 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from pserver.leases.epoch import Epoch
 from trainer.collective.elastic_group import ElasticGroup
 from trainer.collective.process_groups import ProcessGroups
 from trainer.collective.world import current_peers
 from trainer.data import datasets
-from trainer.data.batches import Batch, Prefetched
+from trainer.data.batches import Batch, Columns, Prefetched, tensors_of
 from trainer.data.datasets import FileDataset, Parses
 from trainer.data.pieces import Piece, files_of
 from trainer.environment.environment import CloudRoleMaker, Connection
@@ -24,16 +27,24 @@ from trainer.job.collective import CollectiveJob
 from trainer.job.job import Job, present
 from trainer.job.report import counted
 from trainer.job.shared_values import gathered, groups_of_trainers, present_values
-from trainer.samplers.leased_files import LeasedFiles, epoch_of
-from trainer.samplers.leased_pass import LeasedPass, leased_batches
+from trainer.samplers.file_samples import (
+    CountedFiles,
+    FilePieces,
+    epoch_of_pieces,
+    epoch_of_samples,
+)
+from trainer.samplers.leased_part import LeasedPart, leased_batches
 from trainer.samplers.lockstep_batches import LockstepBatches
+from trainer.samplers.memory_samples import Division, HeldSamples, Loaded, MemoryBatches
 from trainer.samplers.sample_counts import SampleCounts
 from trainer.samplers.sample_leases import SampleLeases
+from trainer.samplers.sample_pass import Pass, Source
 from trainer.samplers.saved_batches import SavedBatches
-from trainer.samplers.striped_files import StripedFiles, striped_epoch
-from trainer.samplers.striped_memory import Division, HeldSamples, LeasedMemory, Loaded, batches_of
 
 log = logging.getLogger(__name__)
+
+# a pass, and a function from a parser of pieces to the pass's source
+LeasedSource = tuple[Epoch, Callable[[Parses], Source[LeasedPart]]]
 
 # pieces for each trainer.  Fewer are divided by samples: a pass ends sooner, as all have equally
 # much to do, and each trainer parses nearly all pieces, and counts some before
@@ -191,84 +202,79 @@ class _Passes:
         pass
 
     def _leased(self, leases: SampleLeases, number: int, after: int = 0) -> Iterator[Batch]:
-        dataset, self._number = self._dataset, number
-        if isinstance(dataset, InMemoryDataset):
-            return self._in_memory(leases, number, dataset, after)
-        pieces = dataset.all_pieces()
-        if not pieces:
-            return iter(())
-        # with another number of trainers a pass continues as it began
-        by_samples = bool(leases.stripes) or leases.counts(number)
-        if _are_few(pieces, dataset.place[1]) if by_samples is None else by_samples:
-            return self._striped(leases, number, pieces, after)
-        size, drop_last, prefetch = dataset.batching
-        epoch = epoch_of(number, self._counts.name, pieces, size, drop_last)
-        leases.begin(dataset, epoch)
-
-        def batches(parses: Parses) -> Generator[Batch]:
-            mine = LeasedFiles(leases, epoch, pieces, parses)
-            return leased_batches(mine, lambda draws: iter(Prefetched(lambda: draws, prefetch)))
-
-        return dataset.leased(number, batches)
-
-    def _striped(
-        self, leases: SampleLeases, number: int, pieces: Sequence[Piece], after: int
-    ) -> Iterator[Batch]:
-        """The batches of a pass whose samples are counted, for trainers that step together, or
-        share few pieces.
+        """The batches of a pass that leases deal out.
 
         Args:
             after: the number of batches of each trainer to skip, after a job without leases.
         """
-        dataset, (size, drop_last, prefetch) = self._dataset, self._dataset.batching
-        counts = self._counts.of(dataset, pieces, *dataset.place)
-        if not any(counts):
+        dataset, self._number = self._dataset, number
+        found = self._source(leases, number, after)
+        if found is None:
             return iter(())
-        batching, name = (size, drop_last), self._counts.name
-        epoch = striped_epoch(number, name, pieces, counts, batching, leases.stripes)
-        epoch = replace(epoch, begun=after * size if leases.stripes else 0)
+        epoch, source = found
+        *_, prefetch = dataset.batching
         leases.begin(dataset, epoch)
 
         def batches(parses: Parses) -> Generator[Batch]:
-            files = files_of(pieces, dataset.all_files)
-            items = StripedFiles(epoch, pieces, files, counts, parses)
-
-            def made(draws: Iterator[Any]) -> Iterator[Batch]:
-                return iter(Prefetched(lambda: items.batches(draws), prefetch))
-
-            return leased_batches(LeasedPass(leases, epoch, items), made)
+            mine = Pass(source(parses), LeasedPart(leases, epoch))
+            return leased_batches(mine, lambda d: iter(Prefetched(lambda: _tensors(d), prefetch)))
 
         return dataset.leased(number, batches)
 
+    def _source(self, leases: SampleLeases, number: int, after: int) -> LeasedSource | None:
+        """A pass, and a function that makes its source; None: there is nothing in it."""
+        dataset, (size, drop_last, _) = self._dataset, self._dataset.batching
+        if isinstance(dataset, InMemoryDataset):
+            return self._in_memory(leases, number, dataset, after)
+        pieces, name = dataset.all_pieces(), self._counts.name
+        if not pieces:
+            return None
+        # with another number of trainers a pass continues as it began
+        by_samples = bool(leases.stripes) or leases.counts(number)
+        if by_samples is None:
+            by_samples = _are_few(pieces, dataset.place[1])
+        if not by_samples:
+            epoch = epoch_of_pieces(number, name, pieces, size, drop_last)
+            return epoch, partial(FilePieces, epoch, pieces)
+        counts = self._counts.of(dataset, pieces, *dataset.place)
+        if not any(counts):
+            return None
+        batching = size, drop_last
+        epoch = epoch_of_samples(number, name, pieces, counts, batching, leases.stripes)
+        epoch = replace(epoch, begun=after * size if leases.stripes else 0)
+        return epoch, lambda parses: CountedFiles(
+            epoch, pieces, files_of(pieces, dataset.all_files), counts, parses
+        )
+
     def _in_memory(
         self, leases: SampleLeases, number: int, dataset: InMemoryDataset, after: int
-    ) -> Iterator[Batch]:
-        """The batches of a pass over samples in memory; see :meth:`_striped`."""
+    ) -> LeasedSource | None:
+        """See :meth:`_source`: of samples in memory."""
         held, (pieces, counts) = dataset.held, dataset.where
-        _, trainers = dataset.place
-        size, drop_last, prefetch = dataset.batching
+        (_, trainers), (size, drop_last, _) = dataset.place, dataset.batching
 
         def divided(stripes: int) -> Division:
             return Division(dataset.shared_order(stripes), size, drop_last)
 
         division = divided(trainers)
         if not division.batches:
-            return iter(())
+            return None
         known = Loaded(pieces, counts, dataset.shuffles, size, drop_last)
         name, together = self._counts.name, bool(leases.stripes)
         epoch = known.epoch(number, name, trainers, division.batches, together)
-        epoch = replace(epoch, begun=after)
-        leases.begin(dataset, epoch)
 
-        def batches(parses: Parses) -> Generator[Batch]:
+        def source(parses: Parses) -> MemoryBatches:
             places = dataset.shared_order(trainers).places
-            samples = HeldSamples(held, places, known, parses, dataset.keep)
-            mine = LeasedMemory(leases, epoch, divided, samples)
-            return leased_batches(
-                mine, lambda draws: iter(Prefetched(lambda: batches_of(draws), prefetch))
-            )
+            return MemoryBatches(divided, HeldSamples(held, places, known, parses, dataset.keep))
 
-        return dataset.leased(number, batches)
+        return replace(epoch, begun=after), source
+
+
+def _tensors(draws: Generator[Columns]) -> Iterator[Batch]:
+    """The tensors of drawn samples; the draws end with it."""
+    with closing(draws):
+        for columns in draws:
+            yield tensors_of(columns)
 
 
 def _are_few(pieces: Sequence[Piece], trainers: int) -> bool:

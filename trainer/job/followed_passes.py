@@ -7,7 +7,7 @@ from __future__ import annotations
 from trainer.communicator.communicator import Communicator
 from trainer.job.job import Job
 from trainer.job.script_position import ScriptPosition
-from trainer.samplers.pass_log import Pass
+from trainer.samplers.pass_log import LoggedPass
 
 
 class FollowedPasses:
@@ -40,11 +40,11 @@ class FollowedPasses:
         loaded.
         """
 
-    def begin(self, loader: str) -> Pass:
+    def begin(self, loader: str) -> LoggedPass:
         """See :class:`trainer.samplers.saves.Saves`."""
         return self._script.begin(loader)
 
-    def ready(self, begun: Pass) -> None:
+    def ready(self, begun: LoggedPass) -> None:
         """See :class:`trainer.samplers.saves.Saves`."""
         self._script.ready(begun)
 
@@ -52,7 +52,7 @@ class FollowedPasses:
         """See :class:`trainer.samplers.saves.Saves`."""
         self._script.waits()
 
-    def between(self, asked: Pass | None) -> None:
+    def between(self, asked: LoggedPass | None) -> None:
         """Called when the script asks for a batch."""
         self._script.between()
 

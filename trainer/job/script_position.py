@@ -24,7 +24,7 @@ from trainer.communicator.communicator import Communicator
 from trainer.job.found_schedulers import schedulers_of
 from trainer.job.job import Job
 from trainer.optimizer import DistributedOptimizer
-from trainer.samplers.pass_log import NOTHING, Pass, PassLog, SavedPasses
+from trainer.samplers.pass_log import NOTHING, LoggedPass, PassLog, SavedPasses
 
 log = logging.getLogger(__name__)
 
@@ -199,7 +199,7 @@ class ScriptPosition:
         if there is not None:
             there.position.answer()
 
-    def begin(self, loader: str) -> Pass:
+    def begin(self, loader: str) -> LoggedPass:
         """Begins a pass.
 
         Raises:
@@ -214,7 +214,7 @@ class ScriptPosition:
             there.joint.skip(place.calls.get(known, 0))
         return begun
 
-    def ready(self, begun: Pass) -> bool:
+    def ready(self, begun: LoggedPass) -> bool:
         """Called before a pass gives its first batch.  With the last of the passes that were under
         way, and with any new one, the script has reached its place.
 

@@ -1,36 +1,27 @@
 """Data whose batches are known by their numbers only: those of any iterable.
 
-Every trainer reads all batches, with the same random numbers, and leaves out those that it has no
-lease for.  To go back to batches that another trainer has not trained on, it begins again.
+Every trainer reads all batches, with the same random numbers, and leaves out those that are not
+dealt out to it.  To go back to batches that another trainer has not trained on, it begins again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from pserver.leases.epoch import Range, place_of
+from pserver.leases.epoch import Epoch, Range, place_of
+from trainer.samplers.sample_pass import NoSuchBatch, PositionItems
 from trainer.samplers.shared_randomness import SharedRandomness
 
 _END = object()
 
 
-class NoSuchBatch(Exception):
-    """Signals that there is no such batch.
-
-    Args:
-        length: the number of batches.
-    """
-
-    def __init__(self, length: int) -> None:
-        super().__init__(f"{length} batches")
-        self.length = length
-
-
-class CountedReader:
+class CountedReader(PositionItems):
     """The batches of one pass over an iterable, by their numbers.  One thread uses it.
 
     Args:
+        epoch: the pass; its stripes do not matter.
         data: gives the same batches whenever it is iterated over with the same random numbers.
         randomness: makes the random sources, each time as at the beginning of the pass.
         compare: called with each batch that is read, and its number from 0, whether it is this
@@ -40,15 +31,21 @@ class CountedReader:
 
     def __init__(
         self,
+        epoch: Epoch,
         data: Iterable[Any],
         randomness: Callable[[], SharedRandomness],
         compare: Callable[[int, Any], None],
         least: int = 1,
     ) -> None:
+        self._epoch = replace(epoch, samples=0, batch_size=1, unit="batches", whole=True)
         self._data, self._randomness, self._compare, self._least = data, randomness, compare, least
         self._next = 0  # the number of the next batch to read
         self._length: int | None = None
         self._sources, self._batches = self._begun()
+
+    def epoch(self, stripes: int) -> Epoch:
+        """The pass, for a dealer; ``stripes``: see :class:`~pserver.leases.epoch.Epoch`."""
+        return replace(self._epoch, stripes=stripes, segments=stripes or 1)
 
     def _begun(self) -> tuple[SharedRandomness, Iterator[Any]]:
         sources = self._randomness()

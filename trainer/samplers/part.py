@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from pserver.leases.epoch import WIDTH, Epoch, Lease, LeasedBatches, Range
+
 log = logging.getLogger(__name__)
 
 
@@ -51,58 +53,71 @@ class Part:
 # ---- division ----
 
 
-def joint_batches(
-    order: Sequence[int], batch_size: int, part: Part, drop_last: bool
-) -> list[tuple[int, int]]:
-    """The bounds of each joint batch in the order.
+def expect_joint_batch(samples: int, batch_size: int, part: Part, drop_last: bool) -> None:
+    """Checks that every trainer has a batch of this size, or, without ``drop_last``, a sample.
 
     Raises:
-        ValueError: there are fewer samples than trainers, or ``drop_last`` leaves none.
+        ValueError: there are fewer samples.
     """
-    samples = len(order)
     part.expect(samples, "sample")
     joint = batch_size * part.of
-    full, rest = divmod(samples, joint)
-    if drop_last and not full:
+    if drop_last and samples < joint:
         raise ValueError(
             f"fleet.shard: expected at least {joint} samples, a full batch of {batch_size} for "
             f"each of {part.of} trainers, got {samples} with drop_last=True, which leaves no "
             "batch: lower batch_size, or set drop_last=False"
         )
-    bounds = [(index * joint, (index + 1) * joint) for index in range(full)]
-    if rest >= part.of and not drop_last:
-        bounds.append((full * joint, samples))
-    # too few for every trainer to have one: they join the batch before
-    elif rest and not drop_last:
-        bounds[-1] = (bounds[-1][0], samples)
-    return bounds
 
 
-class JointBatches:
-    """A batch sampler: one trainer's part of each joint batch.
-
-    See [Note: equal numbers of batches].
+class FixedPart:
+    """The dealer of one trainer's stripe of an epoch, from its beginning to its end: see
+    :class:`trainer.samplers.sample_pass.Dealer`, and [Note: equal numbers of batches].
 
     Args:
-        order: of the samples in this pass, the same on every trainer.
-        batch_size: of one trainer.
+        epoch: the pass; it has as many stripes as there are parts.
         part: this trainer's.
-        drop_last: leaves out a last joint batch that is not full.
+        after: batches that a resumed pass leaves out.
 
-    Raises:
-        ValueError: there are fewer samples than trainers, or ``drop_last`` leaves none.
+    Attributes:
+        stripes: see :class:`trainer.samplers.sample_pass.Dealer`.
     """
 
-    def __init__(self, order: Sequence[int], batch_size: int, part: Part, drop_last: bool) -> None:
-        self._order, self._part = order, part
-        self._bounds = joint_batches(order, batch_size, part, drop_last)
+    def __init__(self, epoch: Epoch, part: Part, after: int = 0) -> None:
+        self._epoch, self._part, self._after = epoch, part, after
+        self.stripes = epoch.stripes
+        self._divided = None if epoch.segments else epoch.divided()  # None: the end is not known
+        self._over = False
 
     def __len__(self) -> int:
-        return len(self._bounds)
+        if self._divided is None:
+            raise TypeError(f"pass {self._epoch.number} has no length")
+        return self._divided.batches(self._part.index)
 
-    def __iter__(self) -> Iterator[list[int]]:
-        for begin, end in self._bounds:
-            yield self._part.share(self._order[begin:end])
+    def batches(self) -> Iterator[list[Range]]:
+        """See :class:`trainer.samplers.sample_pass.Dealer`."""
+        index = self._part.index
+        if self._divided is None:
+            position = index * WIDTH + self._after
+            while not self._over:
+                yield [(position, position + 1)]
+                position += 1
+            return
+        if self._epoch.whole:
+            warn_left_out(self._divided.left_out, self._part, self._epoch.number)
+        mine = LeasedBatches(self._epoch.batch_size)
+        mine.add(Lease((self._divided.of(index),), len(self)))
+        for number in range(len(self)):
+            batch = mine.pop()
+            if number >= self._after:
+                yield batch
+
+    def made(self, ranges: Sequence[Range]) -> None:
+        """Does nothing: the script counts its batches."""
+
+    def end(self, segment: int, length: int) -> None:
+        """Ends the part: there are so many batches, of all trainers."""
+        self._over = True
+        warn_left_out(length % self._part.of, self._part, self._epoch.number)
 
 
 def joint_batches_by_and_by(

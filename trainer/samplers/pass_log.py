@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class Pass:
+class LoggedPass:
     """One iteration over a loader.
 
     Attributes:
@@ -73,7 +73,7 @@ class SavedPasses:
 
     loaders: Mapping[str, int]
     begun: Mapping[str, int]
-    under_way: tuple[Pass, ...]
+    under_way: tuple[LoggedPass, ...]
 
     def plain(self) -> dict[str, Any]:
         """The passes for JSON."""
@@ -87,18 +87,18 @@ class SavedPasses:
     def of(cls, plain: Mapping[str, Any]) -> SavedPasses:
         """Restores from :meth:`plain`."""
         under_way = [
-            Pass(loader, number, drawn, trained, trained, trained, True, *size)
+            LoggedPass(loader, number, drawn, trained, trained, trained, True, *size)
             for loader, number, drawn, trained, *size in plain["under_way"]
         ]
         return cls(plain["loaders"], plain["begun"], tuple(under_way))
 
-    def find(self, loader: str, number: int) -> Pass:
+    def find(self, loader: str, number: int) -> LoggedPass:
         """The saved state of a pass, with its batches that were trained on."""
         for each in self.under_way:
             if (each.loader, each.number) == (loader, number):
-                return Pass(**vars(each))
+                return LoggedPass(**vars(each))
         over = number <= self.begun.get(loader, 0)
-        return Pass(loader, number, skipped=None if over else 0)
+        return LoggedPass(loader, number, skipped=None if over else 0)
 
 
 NOTHING = SavedPasses({}, {}, ())
@@ -111,7 +111,7 @@ class PassLog:
         self._loaders: dict[str, int] = {}
         self._known: dict[str, list[tuple[weakref.ref[Any], str]]] = {}
         self._begun: dict[str, int] = {}
-        self._under_way: list[Pass] = []
+        self._under_way: list[LoggedPass] = []
         # joint calls of the script in the passes that it has made, by loader and number
         self.calls: dict[tuple[str, int], int] = {}
 
@@ -137,7 +137,7 @@ class PassLog:
         self._known[place] = known
         return name
 
-    def begin(self, loader: str, saved: SavedPasses) -> Pass:
+    def begin(self, loader: str, saved: SavedPasses) -> LoggedPass:
         """Counts a pass that begins."""
         self._begun[loader] = self._begun.get(loader, 0) + 1
         begun = saved.find(loader, self._begun[loader])
@@ -145,13 +145,13 @@ class PassLog:
             self._under_way.append(begun)
         return begun
 
-    def end(self, over: Pass) -> None:
+    def end(self, over: LoggedPass) -> None:
         """Ends a pass: at its end, by ``break``, or by an error."""
         if over in self._under_way:
             self._under_way.remove(over)
 
     @property
-    def first(self) -> Pass | None:
+    def first(self) -> LoggedPass | None:
         """The first of the running passes."""
         return self._under_way[0] if self._under_way else None
 
@@ -173,7 +173,7 @@ class PassLog:
 
     def saved(self) -> SavedPasses:
         """The passes for a checkpoint."""
-        under_way = tuple(Pass(**vars(each)) for each in self._under_way)
+        under_way = tuple(LoggedPass(**vars(each)) for each in self._under_way)
         return SavedPasses(dict(self._loaders), dict(self._begun), under_way)
 
     def trained(self) -> SavedPasses:

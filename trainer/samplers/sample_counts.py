@@ -15,7 +15,7 @@ from contextlib import closing
 
 from trainer.data.datasets import FileDataset
 from trainer.data.pieces import Piece, size_of
-from trainer.samplers.leased_files import in_words
+from trainer.samplers.file_samples import in_words
 from transpiler.files import bounded_json
 
 Agree = Callable[[str, str], "str | None"]

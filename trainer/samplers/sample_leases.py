@@ -1,6 +1,6 @@
 """This trainer's leases: the samples of a pass that server 0 deals out to it.
 
-See ``pserver/leases`` for the rules.  ``leased_pass.py`` makes batches of them.
+See ``pserver/leases`` for the rules.  ``leased_part.py`` makes batches of them.
 """
 
 from __future__ import annotations
@@ -102,8 +102,10 @@ class SampleLeases:
         return self._ask(epoch=epoch, most=self._most(epoch))
 
     def lease_ahead(self, epoch: Epoch) -> Future[Lease] | None:
-        """Asks for the next lease in a thread; None where a trainer has its stripe already."""
-        if epoch.stripes:
+        """Asks for the next lease in a thread; None where a trainer has its stripe already, or
+        reads pieces of files, of which it asks for as many as it parses.
+        """
+        if epoch.stripes or epoch.in_pieces:
             return None
         future: Future[Lease] = Future()
 

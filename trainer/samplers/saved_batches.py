@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, cast
 
-from trainer.samplers.pass_log import Pass
+from trainer.samplers.pass_log import LoggedPass
 from trainer.samplers.saves import Saves
 
 
@@ -68,7 +68,7 @@ class SavedBatches:
             begun.drawn = self._batches.number
         return self._given(batches, begun)
 
-    def _given(self, batches: Iterator[Any], begun: Pass) -> Iterator[Any]:
+    def _given(self, batches: Iterator[Any], begun: LoggedPass) -> Iterator[Any]:
         try:
             for batch in batches:
                 begun.given += 1

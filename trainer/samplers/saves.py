@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from trainer.communicator.communicator import Communicator
-from trainer.samplers.pass_log import Pass, PassLog
+from trainer.samplers.pass_log import LoggedPass, PassLog
 
 
 class Saves(Protocol):
@@ -31,10 +31,10 @@ class Saves(Protocol):
     def cancel(self) -> None:
         """Called after the script has loaded a checkpoint by itself."""
 
-    def begin(self, loader: str) -> Pass:
+    def begin(self, loader: str) -> LoggedPass:
         """Begins a pass over a loader."""
 
-    def ready(self, begun: Pass) -> None:
+    def ready(self, begun: LoggedPass) -> None:
         """Called before a pass gives its first batch."""
 
     def finish(self) -> None:
@@ -43,7 +43,7 @@ class Saves(Protocol):
     def waits(self) -> None:
         """Called while the script waits for a batch that another trainer may hand back."""
 
-    def between(self, asked: Pass | None) -> None:
+    def between(self, asked: LoggedPass | None) -> None:
         """Called when the script asks for the next batch of a pass; None: of one that has not
         begun.
         """

@@ -5,30 +5,35 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any, Protocol, TypeGuard, TypeVar
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from trainer.samplers.leased_loader import LoaderLeases
-from trainer.samplers.leased_pass import LeasedPass, leased_batches
+from pserver.leases.epoch import Epoch
+from trainer.samplers.counted_reader import CountedReader
+from trainer.samplers.leased_part import LeasedPart, leased_batches
 from trainer.samplers.part import (
-    JointBatches,
+    FixedPart,
     Part,
-    dealt,
     dealt_by_and_by,
+    expect_joint_batch,
     joint_batches_by_and_by,
     singles,
-    warn_left_out,
 )
 from trainer.samplers.passes import LoaderPasses, Passes
 from trainer.samplers.sample_leases import SampleLeases
+from trainer.samplers.sample_lists import BatchLists, SampleLists
 from trainer.samplers.sample_order import (
     SAME_BATCHES,
+    advice,
     base_seed,
+    checksum,
     checksum_of_batch,
     divides,
     drawn,
@@ -37,9 +42,12 @@ from trainer.samplers.sample_order import (
     randomness_of,
     refuse_parts,
 )
+from trainer.samplers.sample_pass import Pass
 
-_END = object()
+log = logging.getLogger(__name__)
+
 Batch = TypeVar("Batch", covariant=True)
+LoaderSource = SampleLists | BatchLists | CountedReader
 
 
 class SizedBatches(Protocol[Batch]):
@@ -77,25 +85,23 @@ class Shard:
     ) -> None:
         self._loader, self._part, self._seed, self._passes = loader, part, seed, passes
         self._leases = leases
-        knows = _knows_its_samples(loader)
-        self._dealt = LoaderLeases(loader, knows, part, seed, passes, self._draws)
-        self._last: Iterable[Any] | None = None  # the last pass that was drawn
+        self._warned = False
+        self._asked: Iterable[Any] | None = None  # the next pass, once its length was asked for
+        self._share: Any = None  # it has the length of an equal share of the last pass, if any has
         self.number = -1  # of that pass
-        self._begun = False  # whether an iteration over it has begun
 
     def __len__(self) -> int:
-        if self._last is None:
-            self._last = self.begin_pass()
-        return len(self._last)  # type: ignore[arg-type]  # raises where there is no length
+        if self._share is None:
+            self._asked = self.begin_pass()
+        if not _knows_its_samples(self._loader):
+            return len(self._loader) // self._part.of  # type: ignore[arg-type]  # raises without one
+        return len(self._share)
 
     def __iter__(self) -> Iterator[Any]:
-        asked, self._begun = self._last is not None and not self._begun, True
+        asked, self._asked = self._asked, None
         if (leases := self._leased_by()) is not None:
-            return self._leased(leases, self.number if asked else self._passes.begin())
-        if not asked:
-            self._last = self.begin_pass()
-        assert self._last is not None, "a pass has begun"
-        return iter(self._last)
+            return self._leased(leases, self._passes.begin() if asked is None else self.number)
+        return iter(self.begin_pass() if asked is None else asked)
 
     @property
     def size(self) -> int:
@@ -108,24 +114,55 @@ class Shard:
         known those are not read.  Where they are leased, the servers know which they were, unless
         the job before had no leases.
         """
+        self._asked = None
         if (leases := self._leased_by()) is not None:
             return self._leased(leases, number, batches)
-        self._last, self._begun = self._pass(number), True
-        if not isinstance(self._last, DataLoader):
-            return islice(self._last, batches, None)
-        if self._last.batch_sampler is None:
-            later = {"batch_size": None, "sampler": islice(self._last.sampler, batches, None)}
-        else:
-            later = {"batch_sampler": islice(self._last.batch_sampler, batches, None)}
-        return iter(_remade(self._last, later))
+        return iter(self._fixed(number, batches))
 
     def skip(self) -> None:
         """Skips a pass that is over already: a length that was asked for was that pass's."""
-        self._begun = True
+        self._asked = None
 
     def begin_pass(self) -> Iterable[Any]:
-        """The next pass; a DataLoader where the samples are known."""
-        return self._pass(self._passes.begin())
+        """The next pass over this trainer's fixed part; a DataLoader where the samples are
+        known.
+        """
+        return self._fixed(self._passes.begin())
+
+    def _fixed(self, number: int, after: int = 0) -> Iterable[Any]:
+        """The batches of this trainer's fixed part.
+
+        Args:
+            after: the number of first ones to leave out.
+        """
+        source, part = self._source(number, leased=False), self._part
+        if source is None:
+            self._share = draws = self._by_and_by(number)
+            return self._loaded(islice(draws, after, None))
+        self._share = dealer = FixedPart(source.epoch(part.of), part, after)
+        return self._loaded(Pass(source, dealer))
+
+    def _loaded(self, draws: Iterable[Any]) -> Iterable[Any]:
+        """The script's batches: a loader like its own with another sampler; without a sampler the
+        draws themselves.
+        """
+        loader = self._loader
+        if not _knows_its_samples(loader):
+            return draws
+        chosen: dict[str, Any] = {"batch_sampler": draws}
+        if loader.batch_sampler is None:
+            chosen = {"batch_size": None, "sampler": draws}
+        return DataLoader(
+            loader.dataset,
+            **chosen,
+            num_workers=loader.num_workers,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            worker_init_fn=loader.worker_init_fn,
+            timeout=loader.timeout,
+            prefetch_factor=loader.prefetch_factor,
+            multiprocessing_context=loader.multiprocessing_context,
+        )
 
     # ---- leases ----
 
@@ -143,147 +180,143 @@ class Shard:
         """The leases of the pass that begins; None: this trainer has its fixed part.
 
         A pass without gradients is an evaluation: each trainer has its part of it.
+
+        Raises:
+            ValueError: leases cannot deal this data out, and the script has asked for leases.
         """
-        return self._dealt.possible(self._leases()) if torch.is_grad_enabled() else None
+        if not torch.is_grad_enabled() or (leases := self._leases()) is None:
+            return None
+        reason = "" if _knows_its_samples(self._loader) else _unrepeatable(self._loader)
+        if not reason:
+            return leases
+        if leases.elastic:
+            raise ValueError(f"fleet.shard, strategy.elastic: {reason}")
+        if not self._warned:
+            log.warning("fleet.shard: %s", reason)
+        self._warned = True
+        return None
 
     def _leased(self, leases: SampleLeases, number: int, batches: int = 0) -> Iterator[Any]:
-        """The batches of a pass that leases deal out."""
-        loader, self.number = self._loader, number
-        data = self._dealt.begin(number, leases.stripes, batches)
-        self._last = loader if data.share is None else data.share
-        if not _knows_its_samples(loader):
-            self._last = self._pass(number)
-        leases.begin(self._followed, data.epoch)
+        """The batches of a pass that leases deal out.
 
-        def loaded(draws: Iterator[Any]) -> Iterator[Any]:
-            if not data.argument:
-                return draws
-            assert isinstance(loader, DataLoader), "it takes a sampler"
-            plain = {"batch_size": None} if data.argument == "sampler" else {}
-            return iter(_remade(loader, {data.argument: draws, **plain}))
-
-        return leased_batches(LeasedPass(leases, data.epoch, data.items), loaded)
-
-    def _pass(self, number: int) -> Iterable[Any]:
-        loader, self.number = self._loader, number
-        if _knows_its_samples(loader):
-            return _remade(loader, self._chosen(loader, number))
-        return DealtBatches(loader, self._part, self._seed, self._passes, number)
-
-    def _chosen(self, loader: DataLoader[Any], number: int) -> dict[str, Any]:
-        """The sampler, or batch sampler, of this trainer's part of a pass: arguments of a
-        DataLoader.
+        Args:
+            batches: of each trainer that the steps of a job without leases have consumed.
         """
-        part, batches = self._part, loader.batch_sampler
+        source, part, self.number = self._source(number, leased=True), self._part, number
+        assert source is not None, "leases deal out any data"
+        # about as many batches as an equal share: a fast trainer has more
+        known = not isinstance(source, CountedReader)
+        self._share = FixedPart(source.epoch(part.of), part) if known else self._loader
+        epoch = source.epoch(leases.stripes)
+        begun = batches * epoch.batch_size * (1 if leases.stripes else part.of)
+        epoch = replace(epoch, begun=begun)
+        leases.begin(self._followed, epoch)
+        mine = Pass(source, LeasedPart(leases, epoch))
+        return leased_batches(mine, lambda draws: iter(self._loaded(draws)))
+
+    # ---- sources ----
+
+    def _source(self, number: int, leased: bool) -> LoaderSource | None:
+        """The source of a pass; None where a sampler's draws have no known end, and are divided as
+        they are drawn.
+
+        Raises:
+            ValueError: there are fewer samples than trainers; or another trainer has drawn others.
+        """
+        loader, part, self.number = self._loader, self._part, number
+        if not _knows_its_samples(loader):
+            return self._counted(number, loader, loader, leased)
+        batches, sampler = loader.batch_sampler, _sampler_of(loader)
+        samples = len(loader.dataset)  # type: ignore[arg-type]  # it knows its samples
+        order = drawn(sampler, samples, self._seed, number, self._passes)
+        if order is None:
+            data = sampler if batches is None else batches
+            return self._counted(number, data, sampler, leased) if leased else None
+        epoch = self._epoch(number, sampler)
         if type(batches) is BatchSampler:
             size, drop_last = batches.batch_size, batches.drop_last
-            order = self._drawn(loader, batches.sampler, number)
-            if order is not None:
-                return {"batch_sampler": JointBatches(order, size, part, drop_last)}
-            windows = self._windows(batches.sampler, size * part.of, number)
-            return {"batch_sampler": joint_batches_by_and_by(windows, size, part, drop_last)}
+            expect_joint_batch(len(order), size, part, drop_last)
+            epoch = replace(epoch, samples=len(order), batch_size=size, drop_last=drop_last)
+            return SampleLists(epoch, order)
+        if batches is None and not (len(order) and isinstance(order[0], list | tuple)):
+            part.expect(len(order), "sample")
+            epoch = replace(epoch, whole=True)  # each draw is the item of one step
+        return BatchLists(epoch, order)
+
+    def _epoch(self, number: int, sampler: Any) -> Epoch:
+        """A pass, by its number, its loader, and its order."""
+        return Epoch(number, self._passes.loader, str(base_seed(sampler, self._seed)), 0, 1)
+
+    def _counted(
+        self, number: int, data: Iterable[Any], sampler: Any, leased: bool
+    ) -> CountedReader:
+        """The source of batches, or draws, that have no known end."""
+        seed, draws = base_seed(sampler, self._seed) + number, data is not self._loader
+        together, group = 1 if leased else self._part.of, list[Any]()
+
+        def compare(batch: int, found: Any) -> None:
+            first = batch - batch % together
+            if self._part.of == 1 or not is_compared(first // together + 1):
+                return
+            group.append(found)
+            if len(group) == together:
+                said = checksum(group) if draws else f"{checksum_of_batch(group):08x}"
+                what = f"batch {batch}" if leased else f"batches {first} to {batch}"
+                words = advice(sampler) if draws else SAME_BATCHES
+                group.clear()
+                self._passes.compare(f"pass {number}, {what}", f"checksum {said}", words)
+
+        return CountedReader(
+            self._epoch(number, sampler),
+            data,
+            lambda: randomness_of(sampler, seed),
+            compare,
+            self._part.of,
+        )
+
+    def _by_and_by(self, number: int) -> Iterator[Any]:
+        """This trainer's part of a sampler's draws that have no known end."""
+        loader, part = self._loader, self._part
+        assert _knows_its_samples(loader), "it has a sampler"
+        batches, sampler = loader.batch_sampler, _sampler_of(loader)
+
+        def windows(many: int) -> Iterator[list[Any]]:
+            return drawn_by_and_by(sampler, many, self._seed, number, self._passes)
+
+        if type(batches) is BatchSampler:
+            size, drop_last = batches.batch_size, batches.drop_last
+            return joint_batches_by_and_by(windows(size * part.of), size, part, drop_last)
         if batches is not None:
-            order = self._drawn(loader, batches, number)
-            if order is not None:
-                return {"batch_sampler": dealt(order, part)}
-            windows = self._windows(batches, part.of, number)
-            return {"batch_sampler": dealt_by_and_by(windows, part)}
-        order = self._drawn(loader, loader.sampler, number)
-        if order is None:
-            draws = (draw for w in self._windows(loader.sampler, part.of, number) for draw in w)
-            return {"batch_size": None, "sampler": singles(draws, part, number)}
-        if order and isinstance(order[0], list | tuple):  # a sampler of batches
-            return {"batch_size": None, "sampler": dealt(order, part)}
-        return {"batch_size": None, "sampler": list(singles(order, part, number))}
-
-    def _drawn(
-        self, loader: DataLoader[Any], sampler: Iterable[Any], number: int
-    ) -> Sequence[Any] | None:
-        samples = len(loader.dataset)  # type: ignore[arg-type]  # it knows its samples
-        return drawn(sampler, samples, self._seed, number, self._passes)
-
-    def _draws(self, sampler: Iterable[Any], number: int) -> Sequence[Any] | None:
-        assert isinstance(self._loader, DataLoader), "its samples are known"
-        return self._drawn(self._loader, sampler, number)
-
-    def _windows(self, sampler: Iterable[Any], many: int, number: int) -> Iterator[list[Any]]:
-        return drawn_by_and_by(sampler, many, self._seed, number, self._passes)
+            return dealt_by_and_by(windows(part.of), part)
+        return singles((draw for window in windows(part.of) for draw in window), part, number)
 
 
 def _knows_its_samples(loader: Iterable[Any]) -> TypeGuard[DataLoader[Any]]:
     return isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
 
 
-def _remade(loader: DataLoader[Any], chosen: dict[str, Any]) -> DataLoader[Any]:
-    """A loader like this one, with other samplers."""
-    return DataLoader(
-        loader.dataset,
-        **chosen,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        worker_init_fn=loader.worker_init_fn,
-        timeout=loader.timeout,
-        prefetch_factor=loader.prefetch_factor,
-        multiprocessing_context=loader.multiprocessing_context,
-    )
+def _sampler_of(loader: DataLoader[Any]) -> Iterable[Any]:
+    """The sampler that decides a loader's samples; the batch sampler, where it is the script's."""
+    batches = loader.batch_sampler
+    if batches is None:
+        return loader.sampler
+    return batches.sampler if type(batches) is BatchSampler else batches
 
 
-class DealtBatches:
-    """Batch ``part.index`` of each ``part.of`` consecutive ones, of any iterable; one pass.
-
-    Every trainer reads all batches, with the same random numbers, and some are compared.
-
-    Args:
-        batches: that every trainer reads.
-        part: this trainer's.
-        seed: of the random numbers; None: that of a loader's generator, or 0.
-        passes: over these batches; ``number``: of this pass.
-    """
-
-    def __init__(
-        self,
-        batches: Iterable[Any],
-        part: Part,
-        seed: int | None,
-        passes: LoaderPasses,
-        number: int,
-    ) -> None:
-        self._batches, self._part, self._passes, self._number = batches, part, passes, number
-        self._seed = base_seed(batches, seed) + number
-
-    def __len__(self) -> int:
-        return len(self._batches) // self._part.of  # type: ignore[arg-type]  # raises without a length
-
-    def __iter__(self) -> Iterator[Any]:
-        part, randomness = self._part, randomness_of(self._batches, self._seed)
-        with randomness:
-            batches = iter(self._batches)
-        count, group = 0, list[Any]()
-        while True:
-            with randomness:
-                batch = next(batches, _END)
-            if batch is _END:
-                break
-            group.append(batch)
-            if len(group) == part.of:
-                count += 1
-                self._compare(count, group)
-                yield group[part.index]
-                group = []
-        if not count:
-            part.expect(len(group), "batch")
-        warn_left_out(len(group), part, self._number)
-
-    def _compare(self, count: int, group: Sequence[Any]) -> None:
-        if self._part.of == 1 or not is_compared(count):
-            return
-        first = (count - 1) * len(group)
-        self._passes.compare(
-            f"pass {self._number}, batches {first} to {first + len(group) - 1}",
-            f"checksum {checksum_of_batch(group):08x}",
-            SAME_BATCHES,
+def _unrepeatable(loader: Iterable[Any]) -> str:
+    """The reason why a lost trainer's batches cannot be read again; "": they can."""
+    if isinstance(loader, Iterator):
+        return (
+            f"expected data that can be iterated over again, got a {type(loader).__name__}: the "
+            "batches of a pass that a trainer has when it is lost cannot be read again, and are "
+            "lost with it; give a list, a DataLoader, or an object whose __iter__ begins again"
         )
+    if not getattr(loader, "in_order", True) and getattr(loader, "num_workers", None):
+        return (
+            "expected a DataLoader with in_order=True, got False: its workers' batches have no "
+            "order by which a lost trainer's could be found again, and are lost with it"
+        )
+    return ""
 
 
 def shard(
@@ -318,21 +351,10 @@ def shard(
     Raises:
         ValueError: the sampler gives one rank's part only, and is not torch's DistributedSampler.
     """
-    part_of_one_rank = None
-    if _knows_its_samples(loader):
-        part_of_one_rank = _dividing(loader)
-    if part_of_one_rank is not None:
-        refuse_parts(part_of_one_rank)
+    sampler = _sampler_of(loader) if _knows_its_samples(loader) else None
+    if divides(sampler):
+        refuse_parts(sampler)
     elif trainers == 1 and seed is None and not name:
         return loader
     own = (passes or Passes()).of(name)
     return Shard(loader, Part(trainer_id, trainers), seed, own, leases)
-
-
-def _dividing(loader: DataLoader[Any]) -> Sampler[Any] | Iterable[Any] | None:
-    """The loader's sampler, or batch sampler, that gives one rank's part; None if none does."""
-    batches = loader.batch_sampler
-    chosen = [loader.sampler]
-    if batches is not None:
-        chosen = [batches.sampler if type(batches) is BatchSampler else batches]
-    return next((sampler for sampler in chosen if divides(sampler)), None)

@@ -9,7 +9,20 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pserver.leases.epoch import Epoch, Intervals, Range, Stripes
 from pserver.leases.table import LeaseAsked, LeaseTable
-from trainer.samplers.part import JointBatches, Part
+from trainer.samplers.part import FixedPart, Part
+from trainer.samplers.sample_lists import SampleLists
+from trainer.samplers.sample_pass import Pass
+
+
+def joint_batches(samples: int, batch: int, part: Part, drop_last: bool) -> list[list[int]]:
+    """One trainer's share of each joint batch, by slices of the order."""
+    joint = batch * part.of
+    ends = list(range(joint, samples + 1, joint))
+    rest = samples - len(ends) * joint
+    if rest and not drop_last:  # too few for every trainer to have one join the batch before
+        ends = [*(ends if rest >= part.of else ends[:-1]), samples]
+    begins = [0, *ends[:-1]]
+    return [part.share(range(a, b)) for a, b in zip(begins, ends, strict=True)]
 
 
 def leased_batches(samples: int, batch: int, trainers: int, drop_last: bool) -> list[list[int]]:
@@ -25,19 +38,26 @@ def leased_batches(samples: int, batch: int, trainers: int, drop_last: bool) -> 
     return found
 
 
-@given(st.integers(1, 5), st.integers(1, 6), st.integers(1, 90), st.booleans())
-def test_a_job_that_loses_nobody_has_the_order_of_joint_batches(
-    trainers: int, batch: int, samples: int, drop_last: bool
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(1, 90), st.booleans(), st.integers(0, 3))
+def test_fixed_parts_and_leases_have_the_order_of_joint_batches(
+    trainers: int, batch: int, samples: int, drop_last: bool, after: int
 ) -> None:
-    """Batch by batch on every trainer, so that a cluster's run stays equal to a single node's."""
+    """Batch by batch on every trainer, so that a cluster's run stays equal to a single node's; of a
+    resumed pass the rest.
+    """
     assume(samples >= trainers * (batch if drop_last else 1))
-    expected = [
-        each
-        for trainer in range(trainers)
-        for each in JointBatches(range(samples), batch, Part(trainer, trainers), drop_last)
-    ]
+    parts = [Part(trainer, trainers) for trainer in range(trainers)]
+    expected = [joint_batches(samples, batch, part, drop_last) for part in parts]
+    lists = SampleLists(Epoch(0, "", "0", samples, batch, 0, drop_last), range(samples))
+    epoch = lists.epoch(trainers)
+    fixed = [Pass(lists, FixedPart(epoch, part)) for part in parts]
+    resumed = [list(Pass(lists, FixedPart(epoch, part, after))) for part in parts]
 
-    assert leased_batches(samples, batch, trainers, drop_last) == expected
+    assert [list(each) for each in fixed] == expected
+    assert [len(each) for each in fixed] == list(map(len, expected))
+    assert resumed == [each[after:] for each in expected]
+    leased = leased_batches(samples, batch, trainers, drop_last)
+    assert leased == [each for of_trainer in expected for each in of_trainer]
 
 
 RANGES = st.tuples(st.integers(0, 15), st.integers(1, 4)).map(lambda it: (it[0], sum(it)))

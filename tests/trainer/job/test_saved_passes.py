@@ -18,7 +18,7 @@ from tests.trainer.job.test_automatic_saves import ALWAYS, DATA, Script, Steps, 
 from tests.trainer.job.test_automatic_saves import trained as train
 from trainer import fleet
 from trainer.job.script_place import ScriptPlace
-from trainer.samplers.pass_log import Pass, SavedPasses
+from trainer.samplers.pass_log import LoggedPass, SavedPasses
 
 
 def evaluated(steps: Steps) -> nn.Module:
@@ -82,7 +82,7 @@ def test_batches_go_on_to_be_counted_by_another_number_of_trainers(
 @pytest.mark.parametrize(("size", "batch"), [(8, 5), (4, 10), (3, 13), (0, 5)])
 def test_batches_of_another_size_go_on_at_the_same_sample(size: int, batch: int) -> None:
     """As where a script divides its batch size by the number of trainers."""
-    saved = Pass("a", 3, 2, trained=5, size=8)
+    saved = LoggedPass("a", 3, 2, trained=5, size=8)
     found = SavedPasses.of(SavedPasses({}, {"a": 3}, (saved,)).plain()).find("a", 3)
     found.of_size(size)
 

@@ -21,8 +21,8 @@ from trainer.data.datasets import SamplePlaces
 from trainer.data.lines import Parsed
 from trainer.samplers.counted_reader import CountedReader
 from trainer.samplers.file_order import FileOrder
-from trainer.samplers.leased_files import LeasedFiles
-from trainer.samplers.striped_files import StripedFiles
+from trainer.samplers.file_samples import CountedFiles, FilePieces
+from trainer.samplers.leased_part import LeasedPart
 
 SEEDS = [range(100), *(RARE(range(first, first + 490)) for first in range(100, 5000, 490))]
 CAUGHT_WITHIN = 500  # seeds
@@ -142,9 +142,12 @@ def test_schedules_find_an_iterable_that_is_positioned_wrongly(
 def reads_on_from_the_beginning(patch: pytest.MonkeyPatch) -> None:
     """A file of which another trainer has read some samples is read whole."""
 
-    def wrong(files: LeasedFiles, parsed: Parsed, start: int, stop: int) -> Iterator[Any]:
+    def wrong(
+        files: FilePieces, dealer: LeasedPart, parsed: Parsed, start: int, stop: int
+    ) -> Iterator[Any]:
         skipped = start % 2**40
-        blocks: list[tuple[int, Columns]] = list(leased(files, parsed, start - skipped, stop))
+        whole = leased(files, dealer, parsed, start - skipped, stop)
+        blocks: list[tuple[int, Columns]] = list(whole)
         left = sum(len(block["n"]) for _, block in blocks) - skipped
         for at, block in blocks:
             taken = {name: column[:left] for name, column in block.items()}  # type: ignore[index]
@@ -152,19 +155,19 @@ def reads_on_from_the_beginning(patch: pytest.MonkeyPatch) -> None:
                 yield at + skipped, taken
             left -= len(block["n"])
 
-    leased = LeasedFiles._leased
-    patch.setattr(LeasedFiles, "_leased", wrong)
+    leased = FilePieces._leased
+    patch.setattr(FilePieces, "_leased", wrong)
 
 
 def takes_the_next_piece_for_this_one(patch: pytest.MonkeyPatch) -> None:
     """Where a lease goes on elsewhere in the files, it reads on where it was."""
 
-    def wrong(files: StripedFiles, order: FileOrder, place: int, end: int) -> None:
+    def wrong(files: CountedFiles, order: FileOrder, place: int, end: int) -> None:
         files._place = place - 1 if files._reading is not None else files._place
         go_to(files, order, place, end)
 
-    go_to = StripedFiles._go_to
-    patch.setattr(StripedFiles, "_go_to", wrong)
+    go_to = CountedFiles._go_to
+    patch.setattr(CountedFiles, "_go_to", wrong)
 
 
 def begins_a_sample_late(patch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
-"""One pass over samples in memory, which leases deal out: each trainer has the batches that it has
-in memory, and those of a lost trainer are read from the files again.
+"""The source of a pass over samples in memory, which leases deal out: each trainer has the batches
+that it has in memory, and those of a lost trainer are read from the files again.
 
 A position is a batch: the positions of a trainer are its batches, in their order.  Every trainer
 knows the samples of all batches, including the others': see :mod:`trainer.data.datasets`.
@@ -11,16 +11,16 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from pserver.leases.epoch import Epoch, Lease, Range
-from trainer.data.batches import Array, Batch, Column, Columns, joined, samples_at, tensors_of
+from pserver.leases.epoch import Epoch, Range
+from trainer.data.batches import Array, Column, Columns, joined, samples_at
 from trainer.data.datasets import NUMBER, Parses, SamplePlaces, SharedOrder, Shuffles, batch_bounds
 from trainer.data.pieces import Piece
-from trainer.samplers.leased_files import in_words
-from trainer.samplers.leased_pass import LeasedPass
-from trainer.samplers.sample_leases import SampleLeases
+from trainer.samplers.file_samples import in_words
+from trainer.samplers.leased_part import LeasedPart
 
 log = logging.getLogger(__name__)
 
@@ -179,43 +179,26 @@ class HeldSamples:
         self._keep(self._columns)
 
 
-class LeasedMemory(LeasedPass):
-    """This trainer's batches of one pass.
+class MemoryBatches:
+    """The batches of one pass: see :class:`trainer.samplers.sample_pass.Source`.
 
     Args:
-        leases: of this trainer.
-        epoch: the pass.
         division: returns the batches for a number of trainers.
         held: the samples.
     """
 
-    def __init__(
-        self,
-        leases: SampleLeases,
-        epoch: Epoch,
-        division: Callable[[int], Division],
-        held: HeldSamples,
-    ) -> None:
-        super().__init__(leases, epoch, self)
+    def __init__(self, division: Callable[[int], Division], held: HeldSamples) -> None:
         self._division, self._held = division, held
         self._divided: dict[int, Division] = {}
-        self._coming: list[Range] = []  # leased last
 
-    def at(self, batch: Sequence[Range], stripes: int) -> Columns:
-        """See :class:`trainer.samplers.leased_pass.PassItems`."""
-        division = self._of(stripes)
-        return self._held.columns(division.samples(batch), lambda: division.samples(self._coming))
+    def items(self, dealer: LeasedPart) -> Iterator[tuple[Sequence[Range], Columns]]:
+        """See :class:`trainer.samplers.sample_pass.Source`."""
+        for batch in dealer.batches():
+            division = self._of(dealer.stripes)
+            coming = partial(division.samples, dealer.held)
+            yield batch, self._held.columns(division.samples(batch), coming)
 
     def _of(self, stripes: int) -> Division:
         if stripes not in self._divided:
             self._divided[stripes] = self._division(stripes)
         return self._divided[stripes]
-
-    def _take(self, lease: Lease) -> bool:
-        self._coming = list(lease.ranges) or self._coming
-        return super()._take(lease)
-
-
-def batches_of(draws: Iterator[Columns]) -> Iterator[Batch]:
-    """The tensors of the drawn samples."""
-    return map(tensors_of, draws)
