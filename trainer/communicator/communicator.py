@@ -34,7 +34,7 @@ from pserver.transport.memory import totals
 from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.collective.elastic_group import ElasticGroup
 from trainer.collective.elastic_means import DenseSteps
-from trainer.communicator.joint_calls import JointCalls, Position
+from trainer.communicator.joint_calls import JointCalls, PositionExchange
 from trainer.communicator.metrics import TrainerMetrics
 from trainer.communicator.probe import probe_of, show_if_only
 from trainer.communicator.termination import Shutdown, spelled, termination
@@ -470,7 +470,9 @@ class Communicator:
             incarnation,
         )
         self.clients[0].learn = self.live.learn
-        self.position = Position(self.clients[0], self.live, self.plan, self.lanes, self._closed)
+        self.position = PositionExchange(
+            self.clients[0], self.live, self.plan, self.lanes, self._closed
+        )
         self.joint = JointCalls(self.clients[0], self.position, self.check)
         self._shutdown = Shutdown(self.clients, self.trainer_id, self.leave)
         self.transfer.start(self.clients, self.lanes[0])

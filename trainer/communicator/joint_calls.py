@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 MOST = 2**18  # characters of a position
 
 
-class Position:
+class PositionExchange:
     """One trainer's side of the questions for the job's position.
 
     The script's thread calls it, except :meth:`asked`, which the heartbeat's thread calls.
@@ -201,7 +201,9 @@ class JointCalls:
             it begins with the next one.
     """
 
-    def __init__(self, client: Client, position: Position, check: Callable[[], None]) -> None:
+    def __init__(
+        self, client: Client, position: PositionExchange, check: Callable[[], None]
+    ) -> None:
         self._client, self._position, self._check = client, position, check
         self.made = 0
         self.past = False
