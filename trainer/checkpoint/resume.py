@@ -176,9 +176,8 @@ def save(
     scheduler: Any | None = None,
     tables: TableStore | None = None,
     base: checkpoint.Saved | None = None,
-    passes: int = 0,
+    position: Mapping[str, Any] | None = None,
     claims: checkpoint.Claims | None = None,
-    place: Mapping[str, Any] | None = None,
     log: Mapping[str, Any] | None = None,
     unmerged: Mapping[str, torch.Tensor] | None = None,
 ) -> checkpoint.Saved:
@@ -192,10 +191,9 @@ def save(
         scheduler: whose state is written too, or a list of several.
         tables: of the job, if it has some.
         base: the checkpoint that this one continues: of tables it has only later changes.
-        passes: over the data that the job has begun.
+        position: metadata of the scripts' position: see
+            :meth:`trainer.job.position.Position.meta`; None: of a program, which has none.
         claims: the paths that this job writes to.
-        place: the script's position, in an automatic checkpoint: see
-            :class:`trainer.job.script_place.ScriptPlace`.
         log: the position in the servers' recorded log; None: there is no log.
         unmerged: further tensors, of servers, for a replay of that log; see
             :func:`pserver.dense.slices.unmerged_states`.
@@ -214,7 +212,7 @@ def save(
     for optimizer in optimizers:
         named |= _states(optimizer)
     named |= unmerged or {}
-    meta = described(optimizers, scheduler, passes, place)
+    meta = described(optimizers, scheduler, position)
     if log is not None:
         meta["log"] = dict(log)
     names = [] if tables is None else tables.names()
@@ -240,21 +238,19 @@ def save(
 def described(
     optimizers: Sequence[Trained],
     scheduler: Any | None = None,
-    passes: int = 0,
-    place: Mapping[str, Any] | None = None,
+    position: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The metadata of a checkpoint, without the tables'; arguments as in :func:`save`."""
     meta: dict[str, Any] = {
         "step": optimizers[0].steps,
-        "passes": passes,
+        "passes": 0,
         "groups": [_plain(group) for each in optimizers for group in each.param_groups],
     }
     if len(optimizers) > 1:
         meta["optimizers"] = [[len(each.param_groups), each.steps] for each in optimizers]
     if scheduler is not None:
         meta["scheduler"] = packed(_state_of(scheduler))
-    if place is not None:
-        meta["place"] = dict(place)
+    meta |= position or {}
     scales = [
         None if each.loss_scaling is None else each.loss_scaling.state() for each in optimizers
     ]
@@ -338,11 +334,6 @@ class OpenCheckpoint:
     values: dict[str, torch.Tensor]
     states: dict[tuple[str, str], torch.Tensor]
     meta: dict[str, Any]
-
-    @property
-    def passes(self) -> int:
-        """The passes over the data that the saved job had begun; 0 in files without this count."""
-        return int(self.meta.get("passes", 0))
 
 
 def opened(

@@ -9,6 +9,7 @@ In reading order::
     files                the job's login at a file system behind a URL
     random_states        the states of a trainer's random sources
     found_schedulers     the schedulers of a job's optimizers
+    position             the position of a job's scripts in a checkpoint
     save_schedule        the schedule by which all trainers save
     due_saves            the places at which a trainer joins these saves
     automatic_saves      checkpoints that a job writes by itself, and continues from
@@ -24,7 +25,6 @@ In reading order::
     followed_passes      follows a script that writes no automatic checkpoints, so that a
                          trainer that joins late finds its position
     part_saves           saves of which every server writes its part, while the job continues
-    script_place         the script's place in a checkpoint
     script_position      the position of a job's script
 
 ``trainer/fleet.py`` offers these to scripts; this room may import every other room of ``trainer``.

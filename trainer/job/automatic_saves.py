@@ -24,13 +24,14 @@ from trainer.communicator.joint_calls import Apart
 from trainer.environment.environment import Role
 from trainer.job.checkpoint_settings import CheckpointSettings
 from trainer.job.due_saves import DueSaves
+from trainer.job.found_schedulers import scheduler_states
 from trainer.job.job import Job
+from trainer.job.position import Position, own_position
 from trainer.job.random_states import restore_random_states
-from trainer.job.save_load import read, write
+from trainer.job.save_load import position_of, read, write
 from trainer.job.save_schedule import SaveSchedule
-from trainer.job.script_place import ScriptPlace, own_place
 from trainer.job.script_position import ResumePlace, ScriptPosition
-from trainer.samplers.pass_log import LoggedPass
+from trainer.samplers.pass_log import LoggedPass, SavedPasses
 from transpiler.files import bounded_json
 
 DELTAS = 8  # at most so many in a row have only the rows that changed
@@ -70,7 +71,7 @@ class AutomaticSaves:
         self._due = DueSaves(schedule, self._taken, self._save_now)
         self._found: list[tuple[str, int]] | None = None  # checkpoints, and their optimizers
         self._chosen = False  # whether one was taken, by this object or by the script
-        self._random: Mapping[str, Any] | None = None  # states of random sources at that place
+        self._random: dict[str, Any] | None = None  # states of random sources at that place
         self._calls = 0  # joint calls at the job's start, which the script does not make
 
     def _hold(self) -> CheckpointFolder:
@@ -177,14 +178,13 @@ class AutomaticSaves:
                 failure = failure or error
                 log.warning("%s cannot be taken: %s", path, error)
                 continue
-            place, role = ScriptPlace.from_plain(found.meta["place"]), self._job.role
-            self._job.samples.restored = place.leases
-            there = place.passes(role.trainer_id, role.trainers)
+            position, role = Position.from_meta(found.meta), self._job.role
+            self._job.samples.restored = position.leases
+            there = position.passes(role.trainer_id, role.trainers)
             self._script.return_to(
-                ResumePlace(there, place.drawn, found.meta["groups"], place.schedulers)
+                ResumePlace(there, position.drawn, found.meta["groups"], position.schedulers)
             )
-            # there may be more trainers than before
-            self._random = place.trainers.get(role.trainer_id, {}).get("random")
+            self._random = position.random(role.trainer_id)
             resume.load_groups(_without_parameters(before), self._job.optimizers)
             for each in self._job.optimizers:  # a scheduler that is made now asks for a step
                 each._opt_called = True  # type: ignore[attr-defined]  # torch's own mark
@@ -201,6 +201,10 @@ class AutomaticSaves:
         self._script.stay()
         self._chosen = True
         self._due.begin()
+
+    def saved(self) -> SavedPasses:
+        """See :class:`trainer.samplers.saves.Saves`."""
+        return self._script.saved()
 
     def begin(self, loader: str) -> LoggedPass:
         """Begins a pass.
@@ -219,7 +223,7 @@ class AutomaticSaves:
         if self._script.ready(begun):
             random, self._random = self._random, None
             if random is not None:
-                restore_random_states(dict(random))
+                restore_random_states(random)
             self._due.arrived()
 
     # ---- saving ----
@@ -309,7 +313,7 @@ class AutomaticSaves:
         with nullcontext() if page is None else page.steps.save():
             optimizer.flush()
             meeting = optimizer if job.communicator is None else Apart(job.communicator.joint)
-            said = json.dumps(own_place(self._script.saved()))
+            said = json.dumps(own_position(self.saved()))
             told = meeting.barrier(f"automatic save {named}", said)
             with jointly(meeting, "an automatic save", f"automatically saved {named}"):
                 if not job.is_first:
@@ -317,20 +321,16 @@ class AutomaticSaves:
                 # trainer 0 may have been preempted since the last save
                 folder = self._folder or self._hold()
                 optimizer.flush()  # includes the others' last steps
-                found = self._script.found()
-                states = {name: each.state_dict() for name, each in found.items()}
-                trainers = {trainer: bounded_json.loads(text) for trainer, text in told.items()}
-                leases, of = job.samples.lease_state(), job.role.trainers
-                place = ScriptPlace(job.passes.count, states, trainers, leases, of)
-                if self._left_to_servers(folder, steps, place):
+                position = position_of(job, told, scheduler_states(job.optimizers))
+                if self._left_to_servers(folder, steps, position):
                     return
                 base = folder.continued(job.saved, DELTAS) if job.tables is not None else ""
                 name = folder.name_at(steps)
-                write(job, folder.path_of(name), None, bool(base), place.plain())
+                write(job, folder.path_of(name), None, bool(base), position)
                 folder.add(name, base)
                 log.info("saved %s", folder.path_of(name))
 
-    def _left_to_servers(self, folder: CheckpointFolder, steps: int, place: ScriptPlace) -> bool:
+    def _left_to_servers(self, folder: CheckpointFolder, steps: int, position: Position) -> bool:
         """Starts a save by the servers, if possible; tells whether the servers save, or still write
         an earlier save.
         """
@@ -340,7 +340,7 @@ class AutomaticSaves:
         if parts.under_way:
             log.warning("no checkpoint after step %d: the one before is being written", steps)
         else:
-            parts.begin(folder, steps, place.plain(), DELTAS)
+            parts.begin(folder, steps, position, DELTAS)
         return True
 
     def finish(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from trainer.communicator.communicator import Communicator
 from trainer.job.job import Job
 from trainer.job.script_position import ScriptPosition
-from trainer.samplers.pass_log import LoggedPass
+from trainer.samplers.pass_log import LoggedPass, SavedPasses
 
 
 class FollowedPasses:
@@ -39,6 +39,10 @@ class FollowedPasses:
         """Does nothing: a trainer that joins late goes to the others' position, whatever it has
         loaded.
         """
+
+    def saved(self) -> SavedPasses:
+        """See :class:`trainer.samplers.saves.Saves`."""
+        return self._script.saved()
 
     def begin(self, loader: str) -> LoggedPass:
         """See :class:`trainer.samplers.saves.Saves`."""

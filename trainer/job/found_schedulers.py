@@ -3,10 +3,35 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
+
+from trainer.checkpoint import resume
+from trainer.optimizer import DistributedOptimizer
+
+
+def scheduler_states(optimizers: Sequence[DistributedOptimizer]) -> dict[str, Any]:
+    """The states of the schedulers of a job's optimizers, by the names of :func:`schedulers_of`, as
+    JSON can hold them.
+
+    Raises:
+        ValueError: JSON cannot hold one; or an optimizer has two schedulers of one type.
+    """
+    found = schedulers_of_job(optimizers)
+    return {name: _packed(name, each.state_dict()) for name, each in found.items()}
+
+
+def schedulers_of_job(optimizers: Sequence[DistributedOptimizer]) -> Mapping[str, LRScheduler]:
+    """The schedulers of a job's optimizers, and of those that they wrap.
+
+    Raises:
+        ValueError: an optimizer has two schedulers of one type.
+    """
+    return schedulers_of([each for made in optimizers for each in (made, made.inner)])
 
 
 def schedulers_of(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, LRScheduler]:
@@ -39,3 +64,20 @@ def schedulers_of(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, LRSc
             )
         named[name] = each
     return named
+
+
+def _packed(name: str, state: Any) -> Any:
+    """A scheduler's state, as JSON can hold it.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    try:
+        found = resume.packed(state)
+        json.dumps(found)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"expected numbers, words, lists and mappings in the state of the scheduler {name}, "
+            f"got another: {error}"
+        ) from error
+    return found

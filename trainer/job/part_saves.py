@@ -37,8 +37,8 @@ from trainer.checkpoint import resume
 from trainer.checkpoint.checkpoint_folder import CheckpointFolder
 from trainer.checkpoint.resume import Rest
 from trainer.communicator.communicator import Communicator
+from trainer.job.position import Position
 from trainer.optimizer import DistributedOptimizer
-from trainer.samplers.passes import Passes
 from transpiler.files import bounded_json
 from transpiler.files.files import shown
 
@@ -59,7 +59,6 @@ class SavedJob(Protocol):
     saved: Saved | None
     claims: Claims
     optimizers: list[DistributedOptimizer]
-    passes: Passes
     tables: Tables | None
 
     @property
@@ -236,15 +235,13 @@ class PartSaves:
 
     # ---- automatic saves ----
 
-    def begin(
-        self, folder: CheckpointFolder, steps: int, place: Mapping[str, Any], deltas: int
-    ) -> None:
+    def begin(self, folder: CheckpointFolder, steps: int, position: Position, deltas: int) -> None:
         """Takes the snapshot after so many steps, and continues in a thread.  All trainers wait,
         and have sent everything.
 
         Args:
             folder: of the checkpoints; the thread uses it while the save is under way.
-            place: of the script.
+            position: of the scripts.
             deltas: the most checkpoints in a row that have only the changed rows of tables.
 
         Raises:
@@ -256,7 +253,7 @@ class PartSaves:
             base = ""
         name = folder.name_at(steps)
         path = folder.path_of(name)
-        begun = self._begin(path, folder.path_of(base) if base else "", None, place)
+        begun = self._begin(path, folder.path_of(base) if base else "", None, position)
         self._thread = threading.Thread(
             target=self._complete,
             args=(folder, name, base, begun),
@@ -288,13 +285,13 @@ class PartSaves:
 
     # ---- saves of the script ----
 
-    def save(self, path: str, scheduler: Any | None, place: Mapping[str, Any] | None) -> bool:
+    def save(self, path: str, scheduler: Any | None, position: Position) -> bool:
         """Saves to a directory, in place of the checkpoint that may be there, and waits until all
         of it is written.  All other trainers wait, and everything has been sent.
 
         Args:
             scheduler: see :func:`trainer.job.save_load.save`.
-            place: of the script.
+            position: of the scripts.
 
         Returns:
             Whether it is saved; False where not all servers keep files there, one still writes its
@@ -314,7 +311,7 @@ class PartSaves:
         saved: Saved | None = None
         try:
             with checkpoint.writing(path, None, job.claims) as writer:
-                begun = self._begin(parts, "", scheduler, place)
+                begun = self._begin(parts, "", scheduler, position)
                 if isinstance(begun.failure, Busy):  # it still writes its part of a failed save
                     return False
                 if isinstance(begun.failure, Refused):  # a full disk, too
@@ -340,7 +337,7 @@ class PartSaves:
     # ---- the servers ----
 
     def _begin(
-        self, path: str, base: str, scheduler: Any | None, place: Mapping[str, Any] | None
+        self, path: str, base: str, scheduler: Any | None, position: Position
     ) -> _SaveInProgress:
         """Takes the snapshot.
 
@@ -357,7 +354,7 @@ class PartSaves:
             tensors | _unserved(communicator, job.tensors()),
             job.optimizers,
             communicator.plan,
-            resume.described(job.optimizers, scheduler, job.passes.count, place),
+            resume.described(job.optimizers, scheduler, position.meta()),
             store,
         )
         job.saved, self._newest = None, ""  # until this save is complete

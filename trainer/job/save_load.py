@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -30,7 +31,11 @@ from trainer.checkpoint.export import export as _export
 from trainer.checkpoint.resume import jointly
 from trainer.embedding.proxy import ProxyParameter
 from trainer.gradients.averaging import keeping_told
+from trainer.job.found_schedulers import scheduler_states
 from trainer.job.job import Job, distributed, present
+from trainer.job.position import Position, own_position
+from trainer.samplers.pass_log import NOTHING
+from transpiler.files import bounded_json
 from transpiler.plan.settings import check_flag
 
 if TYPE_CHECKING:
@@ -87,13 +92,31 @@ def _save(job: Job, path: str, scheduler: Any | None, delta: bool) -> None:
     optimizer = distributed(job)
     optimizer.flush()
     _agree_on(path, optimizer, "save")
+    passes = NOTHING if job.saves is None else job.saves.saved()
+    told = optimizer.barrier("positions to save", json.dumps(own_position(passes)))
     with jointly(optimizer, "fleet.save", "saved"):
         if job.is_first:
             optimizer.flush()  # includes the others' last steps
-            leases = job.samples.lease_state()
-            place = {"leases": leases} if leases else None
-            if delta or not job.parts.save(path, scheduler, place):
-                write(job, path, scheduler, delta, place)
+            states = dict[str, Any]()
+            try:
+                states = scheduler_states(job.optimizers)
+            except ValueError as error:  # the script gives its own
+                log.info("%s: saved without the schedulers that were found: %s", path, error)
+            position = position_of(job, told, states)
+            if delta or not job.parts.save(path, scheduler, position):
+                write(job, path, scheduler, delta, position)
+
+
+def position_of(job: Job, told: Mapping[int, str], schedulers: Mapping[str, Any]) -> Position:
+    """The position of a job's scripts, for its checkpoint.
+
+    Args:
+        told: by trainer, its :func:`trainer.job.position.own_position` as JSON.
+        schedulers: their states.
+    """
+    trainers = {trainer: bounded_json.loads(text) for trainer, text in told.items()}
+    leases = job.samples.lease_state()
+    return Position(job.passes.count, schedulers, trainers, leases, job.role.trainers)
 
 
 def write(
@@ -101,21 +124,21 @@ def write(
     path: str,
     scheduler: Any | None,
     delta: bool,
-    place: Mapping[str, Any] | None = None,
+    position: Position,
 ) -> None:
     """Writes a job's checkpoint, as the servers send it; one trainer calls this, when all have sent
     everything.
 
     Args:
         scheduler, delta: see :func:`save`.
-        place: the script's place, in an automatic checkpoint; otherwise the leases of samples.
+        position: of the scripts.
 
     Raises:
         OSError, ValueError: see :func:`save`.
     """
-    log = None if job.communicator is None else _log_places(job.communicator)
+    places = None if job.communicator is None else _log_places(job.communicator)
     unmerged: Mapping[str, torch.Tensor] = {}
-    if log is not None and job.communicator is not None:  # a replay needs these, too
+    if places is not None and job.communicator is not None:  # a replay needs these, too
         unmerged = job.communicator.transfer.unmerged_states()
     tensors = job.tensors() | job.served()
     job.saved = resume.save(
@@ -125,10 +148,9 @@ def write(
         scheduler,
         job.table_store(),
         job.saved if delta else None,
-        job.passes.count,
+        position.meta(),
         job.claims,
-        place,
-        log,
+        places,
         unmerged,
     )
 
@@ -163,8 +185,9 @@ def load(path: str, scheduler: Any | None = None) -> int:
     """
     job = _whole(present())
     found = read(job, path, scheduler)
-    job.passes.count = found.passes
-    job.samples.restore((found.meta.get("place") or {}).get("leases", ""))
+    position = Position.from_meta(found.meta)
+    job.passes.count = position.drawn
+    job.samples.restore(position.leases)
     if job.saves is not None:
         job.saves.cancel()
     return distributed(job).steps

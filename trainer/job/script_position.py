@@ -13,7 +13,6 @@ at its place: hyper-parameters, schedulers, and counts, just before the first ba
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from typing import Any
 
 from trainer.checkpoint import resume
 from trainer.communicator.communicator import Communicator
-from trainer.job.found_schedulers import schedulers_of
+from trainer.job.found_schedulers import scheduler_states, schedulers_of_job
 from trainer.job.job import Job
 from trainer.optimizer import DistributedOptimizer
 from trainer.samplers.pass_log import NOTHING, LoggedPass, PassLog, SavedPasses
@@ -37,7 +36,7 @@ class ResumePlace:
         passes: of this trainer.
         drawn: the number of the job's passes whose order was drawn.
         groups: the hyper-parameters of all groups, one optimizer after the other.
-        schedulers: the states of schedulers, by optimizer and type.
+        schedulers: see :class:`trainer.job.position.Position`.
         steps: of each optimizer; empty: unchanged.
         scales: the loss scaling of each optimizer; empty: unchanged.
         calls: the number of joint calls in each pass, by loader and number.
@@ -114,10 +113,10 @@ class ScriptPosition:
         job = self._job
         schedulers, problem = dict[str, Any](), ""
         try:
-            schedulers = {name: packed(name, s.state_dict()) for name, s in self.found().items()}
+            schedulers = scheduler_states(job.optimizers)
         except ValueError as error:
             problem = str(error)
-        meta = resume.described(job.optimizers, None, job.passes.count)
+        meta = resume.described(job.optimizers)
         window = 0 if job.communicator is None else job.communicator.window
         return {
             "passes": self.passes.trained().plain(),
@@ -145,7 +144,7 @@ class ScriptPosition:
                 SavedPasses.of(plain["passes"]),
                 plain["drawn"],
                 plain["groups"],
-                {name: resume.unpacked(state) for name, state in plain["schedulers"].items()},
+                plain["schedulers"],
                 plain["steps"] if self.together else (),  # elsewhere it counts its own
                 plain["scales"],
                 {(loader, number): count for loader, number, count in plain["calls"]},
@@ -257,7 +256,7 @@ class ScriptPosition:
         for each, scale in zip(job.optimizers, place.scales, strict=False):
             if each.loss_scaling is not None and scale:
                 each.loss_scaling.load(scale)
-        found = self.found()
+        found = schedulers_of_job(job.optimizers)
         for name in sorted(found.keys() ^ place.schedulers.keys()):
             log.warning(
                 "only one of the script and the place that it continues from has the scheduler %s, "
@@ -265,33 +264,7 @@ class ScriptPosition:
                 name,
             )
         for name in found.keys() & place.schedulers.keys():
-            found[name].load_state_dict(place.schedulers[name])
+            found[name].load_state_dict(resume.unpacked(place.schedulers[name]))
         if job.communicator is not None:
             job.communicator.joint.arrive()
         return True
-
-    def found(self) -> Mapping[str, Any]:
-        """The schedulers of the job's optimizers, by optimizer and type.
-
-        Raises:
-            ValueError: an optimizer has two schedulers of one type.
-        """
-        pairs = [each for made in self._job.optimizers for each in (made, made.inner)]
-        return schedulers_of(pairs)
-
-
-def packed(name: str, state: Any) -> Any:
-    """A scheduler's state, as JSON can hold it.
-
-    Raises:
-        ValueError: it cannot.
-    """
-    try:
-        found = resume.packed(state)
-        json.dumps(found)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"expected numbers, words, lists and mappings in the state of the scheduler {name}, "
-            f"got another: {error}"
-        ) from error
-    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from trainer.communicator.communicator import Communicator
-from trainer.samplers.pass_log import LoggedPass, PassLog
+from trainer.samplers.pass_log import LoggedPass, PassLog, SavedPasses
 
 
 class Saves(Protocol):
@@ -30,6 +30,9 @@ class Saves(Protocol):
 
     def cancel(self) -> None:
         """Called after the script has loaded a checkpoint by itself."""
+
+    def saved(self) -> SavedPasses:
+        """The passes for a checkpoint."""
 
     def begin(self, loader: str) -> LoggedPass:
         """Begins a pass over a loader."""

@@ -26,6 +26,7 @@ from tests.support.reloading_jobs import until
 from tests.support.threaded_scripts import Script
 from tests.support.tiers import RARE
 from trainer.job import save_load
+from trainer.job.position import Position
 
 RULES = [("async", "sgd"), ("sync", "momentum"), ("async", "momentum"), ("sync", "adagrad")]
 
@@ -102,7 +103,7 @@ def test_a_script_saves_while_its_servers_record(
         for _ in range(2):
             script.step()
         script.optimizer.flush()
-        save_load.write(script.job, str(tmp_path / "saved"), None, False)
+        save_load.write(script.job, str(tmp_path / "saved"), None, False, Position())
         for _ in range(2):
             script.step()
         script.optimizer.flush()

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from tests.trainer.job.test_automatic_saves import ALWAYS, DATA, Script, Steps, adam, net, run
 from tests.trainer.job.test_automatic_saves import trained as train
 from trainer import fleet
-from trainer.job.script_place import ScriptPlace
+from trainer.job.position import Position
 from trainer.samplers.pass_log import LoggedPass, SavedPasses
 
 
@@ -73,8 +73,8 @@ def test_batches_go_on_to_be_counted_by_another_number_of_trainers(
 ) -> None:
     """So that the checkpoint after that has the right place, too."""
     passes = {"loaders": {}, "begun": {"a": 3}, "under_way": [["a", 3, 2, 10]]}
-    place = ScriptPlace(3, {}, {trainer: {"passes": passes} for trainer in range(before)})
-    found = place.passes(0, now).find("a", 3)
+    position = Position(3, {}, {trainer: {"passes": passes} for trainer in range(before)})
+    found = position.passes(0, now).find("a", 3)
 
     assert (found.skipped, found.given, found.trained) == (batch, batch, batch)
 
