@@ -107,7 +107,7 @@ def test_a_part_of_an_epoch_is_skipped_alike() -> None:
         passes = Passes(number)
         data: Any = torch.arange(20)
         whole = torch.utils.data.DataLoader(data, batch_size=2, shuffle=True)
-        return TrainerLoader(whole, Shard(whole, Part(number, 2), None, passes.of("")), passes)
+        return TrainerLoader(whole, Shard(whole, Part(number, 2), None, passes), passes)
 
     def epoch(from_: Any) -> list[list[int]]:
         return [batch.tolist() for batch in from_]

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from transpiler.files import bounded_json
 
 Agree = Callable[[str, str], "str | None"]
+Compare = Callable[[str, str, str], None]  # see Passes.compare
 
 
 def _nobody(topic: str, text: str) -> str | None:
@@ -56,10 +57,6 @@ class Passes:
         self._unasked.append((topic, drawn, advice))
         self.ask()
 
-    def of(self, loader: str) -> LoaderPasses:
-        """The passes over one loader."""
-        return LoaderPasses(self, loader)
-
     def ask(self) -> None:
         """Compares draws that could not be compared before.
 
@@ -78,28 +75,3 @@ class Passes:
                     f"fleet.shard, {topic}: expected trainer {trainer}'s {expected}, got {drawn} "
                     f"on trainer {self._trainer_id}: {advice}"
                 )
-
-
-class LoaderPasses:
-    """The passes over one loader, numbered among those of the job.
-
-    Args:
-        passes: of the job.
-        loader: its name, the same on every trainer; "": topics name no loader.
-    """
-
-    def __init__(self, passes: Passes, loader: str) -> None:
-        self._passes, self.loader = passes, loader
-
-    def begin(self) -> int:
-        """See :meth:`Passes.begin`."""
-        return self._passes.begin()
-
-    def compare(self, topic: str, drawn: str, advice: str) -> None:
-        """See :meth:`Passes.compare`.
-
-        Raises:
-            ValueError: another trainer has drawn something else.
-        """
-        where = f"{topic} of the loader at {self.loader}" if self.loader else topic
-        self._passes.compare(where, drawn, advice)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
-from trainer.samplers.passes import LoaderPasses
+from trainer.samplers.passes import Compare
 from trainer.samplers.shared_randomness import SharedRandomness
 
 SAME_BATCHES = (
@@ -75,7 +75,7 @@ def _generator(sampler: Any) -> torch.Generator | None:
 
 
 def drawn(
-    sampler: Iterable[Any], samples: int, seed: int | None, number: int, passes: LoaderPasses
+    sampler: Iterable[Any], samples: int, seed: int | None, number: int, compare: Compare
 ) -> Sequence[Any] | None:
     """All draws of a sampler in a pass.
 
@@ -83,6 +83,7 @@ def drawn(
         samples: of the data set.
         seed: the caller's; with one even a loader in order is shuffled.
         number: of the pass.
+        compare: see :meth:`~trainer.samplers.passes.Passes.compare`.
 
     Returns:
         Indices, or a batch sampler's lists; None for a sampler without a length, which may have no
@@ -105,12 +106,12 @@ def drawn(
     else:
         return None
     said = f"{len(order)} draws, checksum {checksum(order)}"
-    passes.compare(f"pass {number}", said, advice(sampler))
+    compare(f"pass {number}", said, advice(sampler))
     return order
 
 
 def drawn_by_and_by(
-    sampler: Iterable[Any], many: int, seed: int | None, number: int, passes: LoaderPasses
+    sampler: Iterable[Any], many: int, seed: int | None, number: int, compare: Compare
 ) -> Iterator[list[Any]]:
     """The draws of a sampler in a pass, ``many`` at a time, the last ones fewer.
 
@@ -129,7 +130,7 @@ def drawn_by_and_by(
         count += 1
         if is_compared(count):
             said = f"draws, checksum {checksum(window)}"
-            passes.compare(f"pass {number}, step {count}", said, advice(sampler))
+            compare(f"pass {number}, step {count}", said, advice(sampler))
         yield window
 
 

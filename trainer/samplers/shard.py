@@ -26,7 +26,7 @@ from trainer.samplers.part import (
     joint_batches_by_and_by,
     singles,
 )
-from trainer.samplers.passes import LoaderPasses, Passes
+from trainer.samplers.passes import Passes
 from trainer.samplers.sample_leases import SampleLeases
 from trainer.samplers.sample_lists import BatchLists, SampleLists
 from trainer.samplers.sample_order import (
@@ -68,7 +68,8 @@ class Shard:
         loader: that a single-node script would iterate over.
         part: this trainer's.
         seed: of the shuffling.
-        passes: over this loader.
+        passes: of the job.
+        name: of the loader, the same on every trainer; "": no message has it.
         leases: returns the job's, where leases deal out its samples.
 
     Attributes:
@@ -80,11 +81,12 @@ class Shard:
         loader: Iterable[Any],
         part: Part,
         seed: int | None,
-        passes: LoaderPasses,
+        passes: Passes,
+        name: str = "",
         leases: Callable[[], SampleLeases | None] = lambda: None,
     ) -> None:
-        self._loader, self._part, self._seed, self._passes = loader, part, seed, passes
-        self._leases = leases
+        self._loader, self._part, self._seed = loader, part, seed
+        self._passes, self._name, self._leases = passes, name, leases
         self._warned = False
         self._asked: Iterable[Any] | None = None  # the next pass, once its length was asked for
         self._share: Any = None  # it has the length of an equal share of the last pass, if any has
@@ -228,7 +230,7 @@ class Shard:
             return self._counted(number, loader, loader, leased)
         batches, sampler = loader.batch_sampler, _sampler_of(loader)
         samples = len(loader.dataset)  # type: ignore[arg-type]  # it knows its samples
-        order = drawn(sampler, samples, self._seed, number, self._passes)
+        order = drawn(sampler, samples, self._seed, number, self._compare)
         if order is None:
             data = sampler if batches is None else batches
             return self._counted(number, data, sampler, leased) if leased else None
@@ -245,7 +247,7 @@ class Shard:
 
     def _epoch(self, number: int, sampler: Any) -> Epoch:
         """A pass, by its number, its loader, and its order."""
-        return Epoch(number, self._passes.loader, str(base_seed(sampler, self._seed)), 0, 1)
+        return Epoch(number, self._name, str(base_seed(sampler, self._seed)), 0, 1)
 
     def _counted(
         self, number: int, data: Iterable[Any], sampler: Any, leased: bool
@@ -264,7 +266,7 @@ class Shard:
                 what = f"batch {batch}" if leased else f"batches {first} to {batch}"
                 words = advice(sampler) if draws else SAME_BATCHES
                 group.clear()
-                self._passes.compare(f"pass {number}, {what}", f"checksum {said}", words)
+                self._compare(f"pass {number}, {what}", f"checksum {said}", words)
 
         return CountedReader(
             self._epoch(number, sampler),
@@ -274,6 +276,10 @@ class Shard:
             self._part.of,
         )
 
+    def _compare(self, topic: str, said: str, words: str) -> None:
+        where = f"{topic} of the loader at {self._name}" if self._name else topic
+        self._passes.compare(where, said, words)
+
     def _by_and_by(self, number: int) -> Iterator[Any]:
         """This trainer's part of a sampler's draws that have no known end."""
         loader, part = self._loader, self._part
@@ -281,7 +287,7 @@ class Shard:
         batches, sampler = loader.batch_sampler, _sampler_of(loader)
 
         def windows(many: int) -> Iterator[list[Any]]:
-            return drawn_by_and_by(sampler, many, self._seed, number, self._passes)
+            return drawn_by_and_by(sampler, many, self._seed, number, self._compare)
 
         if type(batches) is BatchSampler:
             size, drop_last = batches.batch_size, batches.drop_last
@@ -356,5 +362,5 @@ def shard(
         refuse_parts(sampler)
     elif trainers == 1 and seed is None and not name:
         return loader
-    own = (passes or Passes()).of(name)
-    return Shard(loader, Part(trainer_id, trainers), seed, own, leases)
+    part = Part(trainer_id, trainers)
+    return Shard(loader, part, seed, passes or Passes(), name, leases)
