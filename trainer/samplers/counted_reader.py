@@ -41,16 +41,11 @@ class CountedReader(PositionItems):
         self._data, self._randomness, self._compare, self._least = data, randomness, compare, least
         self._next = 0  # the number of the next batch to read
         self._length: int | None = None
-        self._sources, self._batches = self._begun()
+        self._reading: tuple[SharedRandomness, Iterator[Any]] | None = None
 
     def epoch(self, stripes: int) -> Epoch:
         """The pass, for a dealer; ``stripes``: see :class:`~pserver.leases.epoch.Epoch`."""
         return replace(self._epoch, stripes=stripes, segments=stripes or 1)
-
-    def _begun(self) -> tuple[SharedRandomness, Iterator[Any]]:
-        sources = self._randomness()
-        with sources:
-            return sources, iter(self._data)
 
     def at(self, batch: Sequence[Range], stripes: int) -> Any:
         """The batch at a position.  Where trainers step together, each has a batch of this step.
@@ -64,8 +59,8 @@ class CountedReader(PositionItems):
         last = place - place % together + together - 1  # the last one of the step
         if self._length is not None and last >= self._length:
             raise NoSuchBatch(self._length)
-        if place < self._next:
-            self._begin_again()
+        if self._reading is None or place < self._next:
+            self._begin()
         while self._next < place:
             self._read()
         found = self._read()
@@ -73,13 +68,17 @@ class CountedReader(PositionItems):
             self._read()
         return found
 
-    def _begin_again(self) -> None:
+    def _begin(self) -> None:
+        sources = self._randomness()
+        with sources:
+            self._reading = sources, iter(self._data)
         self._next = 0
-        self._sources, self._batches = self._begun()
 
     def _read(self) -> Any:
-        with self._sources:
-            batch = next(self._batches, _END)
+        assert self._reading is not None, "it has begun"
+        sources, batches = self._reading
+        with sources:
+            batch = next(batches, _END)
         if batch is _END:
             self._end()
         self._compare(self._next, batch)

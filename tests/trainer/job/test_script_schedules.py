@@ -105,13 +105,14 @@ def test_schedules_find_a_server_that_counts_wrongly(
 
 def begins_again_off_by_one(patch: pytest.MonkeyPatch) -> None:
     """Data that is read again from its beginning is counted from the batch behind it."""
-    begin_again = CountedReader._begin_again
+    begin = CountedReader._begin
 
     def wrong(reader: CountedReader) -> None:
-        begin_again(reader)
-        reader._next = 1
+        again = reader._reading is not None
+        begin(reader)
+        reader._next = int(again)
 
-    patch.setattr(CountedReader, "_begin_again", wrong)
+    patch.setattr(CountedReader, "_begin", wrong)
 
 
 def counts_off_by_one(patch: pytest.MonkeyPatch) -> None:
