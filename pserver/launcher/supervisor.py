@@ -861,7 +861,9 @@ class Supervisor:
                 self._words.report(news)
 
     def _late(self) -> list[ChildProcess]:
-        return [each for each in self.started.late() if not each.stopped]
+        # one that has ended meanwhile cannot be stopped: its end is an event
+        late = self.started.late()
+        return [each for each in late if each.status is None and not each.stopped]
 
     def _wait_for_servers(self) -> None:
         """Waits for the servers: a local cluster's end now; those of a larger one keep serving

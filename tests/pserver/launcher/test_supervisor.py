@@ -86,6 +86,23 @@ class Lost(Ended):
         self.preempted_after = 57 if status == 143 and not signalled else None
 
 
+@pytest.mark.timeout(30)
+def test_a_late_trainer_that_ends_by_itself_is_reported_once() -> None:
+    """It ends when the job is done, before launch asks it to: launch does not ask again and
+    again.
+    """
+    late, others, said = Lost(9, False), (Ended(0), Ended(0)), list[str]()
+    watched = supervisor([others[0], late], [others[1]])
+    watched.report = said.append  # type: ignore[method-assign]
+    watched.started._away.add(1)
+    for each in (*others, late):
+        watched.started.events.put(cast(Any, each))
+
+    watched._wait_for_trainers()
+
+    assert said == ["trainer 1 started too late: the job is done without it"]
+
+
 @pytest.mark.parametrize(
     ("status", "signalled", "restarts", "said", "again"),
     [
