@@ -48,9 +48,10 @@ MEMBERS = """
 By owner: the last word of the package's name, or the class.
 In the answers `fleet`, `optimizer`, `model`, `program` and their like are what a script has, and
 `pserver.X` is imported by `from pserver import X`.
-[Arguments](#arguments) are those of several functions; what builds and runs a static program has
-other answers where [fleet](#static-with-fleet) or a [transpiler](#static-with-a-transpiler) is to
-train it.
+[Arguments](#arguments) are those of functions, and of all layers, optimizers or loaders.
+What builds and runs a static program has other answers where [fleet](#static-with-fleet) or a
+[transpiler](#static-with-a-transpiler) is to train it, and tables have where a job is
+[without servers](#without-servers).
 """
 WORDS = {kind: kind.replace("torch_other", "torch, other name") for kind in KINDS}
 

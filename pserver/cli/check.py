@@ -40,6 +40,7 @@ RETURNED = {
     "default_startup_program": "Program",
     "distributed_model": "Layer",
     "distributed_optimizer": "Optimizer",
+    "from_generator": "DataLoader",
     "get_pserver_program": "Program",
     "get_startup_program": "Program",
     "get_trainer_program": "Program",
@@ -51,24 +52,36 @@ MADE = {
     "Layer": "Layer",
     "Module": "Layer",
 }  # an object of a class by this name
-MADE_IN = {"lr": "LRScheduler", "nn": "Layer", "optim": "Optimizer", "optimizer": "Optimizer"}
+MADE_IN = {
+    "lr": "LRScheduler",
+    "metric": "Metric",
+    "nn": "Layer",
+    "optim": "Optimizer",
+    "optimizer": "Optimizer",
+}
+DEFAULTS = ("bias_attr", "use_softmax")  # arguments that are True, or as if, unless given
 # owners whose methods are known by their names alone, without these, which others have as well
 KNOWN = ("Optimizer", "Tensor", "Layer", "DataParallel")
 ELSEWHERE = {"astype", "full_name"}  # of numpy, of protobuf
 COMMON = {"backward", "cast", "gradient", "numpy", "set_value"}
 ARRAYS = "numpy"  # what is made of its names is no tensor
-# the sections of what static programs become, by the call that divides them among processes
+# the sections of what static programs become, by the call that divides them among processes; and
+# how such a script leaves its job, with the calls that do
 WITH = {
     "distributed_optimizer": "static with fleet",
     "DistributeTranspiler": "static with a transpiler",
 }
-ENDS = {"finish", "stop_worker"}
+LAST = {
+    "distributed_optimizer": ("fleet.finish()", {"finish", "stop_worker"}),
+    "DistributeTranspiler": ("executor.close()", {"close"}),
+}
+COLLECTIVE = "without servers"  # the section of scripts that ask for such a job
 BECOMES = {
     "static with fleet": "a loop over batches",
     "static with a transpiler": "pserver.capture of a step",
 }
 # whose names they have
-PROGRAMS = ("static", "fluid", "layers", "fleet", "Executor", "Optimizer")
+PROGRAMS = ("static", "fluid", "layers", "clip", "fleet", "Executor", "Optimizer")
 STATIC = {"data", "Program", "program_guard", "default_startup_program", "enable_static"}
 IMPORTED = re.compile(r"\b(trainer|transpiler)\.([A-Za-z_]\w*)")
 
@@ -117,7 +130,7 @@ class Checked:
         static: whether it builds a static program.
         section: of the index, with what that becomes; "" where it may be several.
         collective: whether it asks for a job without servers.
-        unfinished: whether it does not leave its job.
+        last: the call by which it leaves its job, where it has none; else "".
     """
 
     script: str
@@ -127,7 +140,7 @@ class Checked:
     static: bool = False
     section: str = ""
     collective: bool = False
-    unfinished: bool = False
+    last: str = ""
 
 
 # ---- the index ----
@@ -186,7 +199,7 @@ class _Reader(ast.NodeVisitor):
     Args:
         bound: what its names stand for; an earlier reading has found those that are bound below
             their use.
-        section: of what its static program becomes, as that reading has found.
+        sections: of the index, whose answers go before others, as that reading has found.
 
     Attributes:
         bound: by name, or by "self.name", a path: of a module, "paddle.nn"; of a name in it; or of
@@ -199,9 +212,9 @@ class _Reader(ast.NodeVisitor):
     """
 
     def __init__(
-        self, bound: dict[str, str], imports: Iterable[str] = (), section: str = ""
+        self, bound: dict[str, str], imports: Iterable[str] = (), sections: Sequence[str] = ()
     ) -> None:
-        self._section = section
+        self._sections = sections
         self.bound, self.imports, self.uses = bound, set(imports), set[Use]()
         self._modules = set[str]()  # names that stand for a whole module
         self._stays = set[tuple[str, str]]()  # said once
@@ -240,7 +253,7 @@ class _Reader(ast.NodeVisitor):
     def _import(self, node: ast.stmt, statement: str, path: str, name: str | None) -> bool:
         """Adds the statement for a module of theirs; False where the path is no module."""
         module = "fleet" if path.endswith(".fleet") else path
-        entry = index.member("import", module)
+        entry = self._first(module) or index.member("import", module)
         if entry is None and isinstance(node, ast.Import):
             entry = index.member("import", ".".join(path.split(".")[:2]))
         if entry is None:
@@ -257,7 +270,8 @@ class _Reader(ast.NodeVisitor):
         path = self._path(node)
         if path is None:
             if (entry := self._known(node.attr)) is not None:
-                self.uses.add(Use(node.lineno, ast.unparse(node), entry.write, entry.note))
+                used = Use(node.lineno, ast.unparse(node), _ours(entry.write), _ours(entry.note))
+                self.uses.add(used)
         elif path.startswith(f"{OBJECT}."):
             if path.count(".") > 1:  # no object itself
                 self._of_object(node, path)
@@ -287,12 +301,15 @@ class _Reader(ast.NodeVisitor):
         self.calls.add(name)
         if not self._theirs(path) and not path.startswith(f"{OBJECT}."):
             return
+        of = (name, (self._made(node) or "").partition(".")[2].partition(":")[0])
         for each in node.keywords:
             if each.arg == "is_collective" and name == "init":
                 self.collective = ast.unparse(each.value) == "True"
-            entry = index.member("arguments", f"{name}.{each.arg}")
+            keys = [f"{owner}.{each.arg}" for owner in of]
+            found = (self._first(key) or index.member("arguments", key) for key in keys)
+            entry = next(filter(None, found), None)
             usual = isinstance(each.value, ast.Constant) and (
-                bool(each.value.value) == (each.arg == "use_softmax")
+                bool(each.value.value) == (each.arg in DEFAULTS)
             )
             if entry is not None and not (entry.write and usual):
                 used = f"{ast.unparse(node.func)}({each.arg}=...)"
@@ -314,7 +331,9 @@ class _Reader(ast.NodeVisitor):
         if not found or name in common or found[0].same:
             return None
         if theirs or ({*OURS} & self.imports and not any(each.same for each in found)):
-            return None if name in ELSEWHERE and not theirs else found[0]
+            if name in ELSEWHERE and not theirs:
+                return None
+            return self._of_program(found[0].owner, name) or found[0]
         return None
 
     def _theirs(self, path: str) -> bool:
@@ -331,13 +350,32 @@ class _Reader(ast.NodeVisitor):
 
     def _of_program(self, owner: str, name: str) -> Name | None:
         """The entry of what builds or runs a program that is known to become something else."""
-        return index.member(self._section, name) if owner in PROGRAMS else None
+        return self._first(name) if owner in PROGRAMS else None
+
+    def _first(self, name: str) -> Name | None:
+        """The entry of a name in a section for this kind of script."""
+        found = (index.member(section, name) for section in self._sections)
+        return next(filter(None, found), None)
 
     @property
     def section(self) -> str:
         """The section of what a static program becomes; "" where it may be several."""
         found = (section for name, section in WITH.items() if name in self.calls)
         return next(found, "") if self.static else ""
+
+    @property
+    def sections(self) -> list[str]:
+        """The sections for this kind of script."""
+        return [self.section] * bool(self.section) + [COLLECTIVE] * self.collective
+
+    @property
+    def last(self) -> str:
+        """The call by which the script leaves its job, where it has none; else ""."""
+        if self.collective:
+            return ""
+        found = (last for name, (last, calls) in LAST.items() if name in self.calls)
+        ends = set().union(*(calls for _, calls in LAST.values()))
+        return "" if self.calls & ends else next(found, "")
 
     def _of_object(self, node: ast.Attribute, path: str) -> None:
         """Adds a method, or a field, that the classes of theirs have and ours lack."""
@@ -511,15 +549,14 @@ def check(script: str) -> Checked:
         raise ValueError(f"{script}: no Python 3: {error}") from None
     first = _Reader({})
     first.visit(tree)
-    reader = _Reader(first.bound, first.imports, first.section)
+    reader = _Reader(first.bound, first.imports, first.sections)
     reader.visit(tree)
     uses = sorted(reader.uses)
     hidden = list(_hidden(Path(script), reader.imports))
     change = not all(use.stays for use in uses) or any(matters for _, matters in hidden)
     said = [said for said, _ in hidden]
-    unfinished = "distributed_optimizer" in reader.calls and not reader.calls & ENDS
     found = Checked(script, uses, said, change, reader.static, reader.section)
-    return replace(found, collective=reader.collective, unfinished=unfinished)
+    return replace(found, collective=reader.collective, last=reader.last)
 
 
 # ---- output ----
@@ -559,7 +596,7 @@ def _summary(each: Checked) -> str:
         way = BECOMES.get(each.section) or ", or ".join(BECOMES.values())
         said += f"; a static program becomes a torch.nn.Module and {way}: {PAGE} has such a script "
         said += "before and after"
-    if each.unfinished and not each.collective:
-        said += ". Its last line is fleet.finish()"
+    if each.last:
+        said += f". Its last line is {each.last}"
     kind = "--nccl2" if each.collective else "--servers 2"
     return f"{said}. Then: pserver launch {kind} --trainers 2 {Path(each.script).name}"

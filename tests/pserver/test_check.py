@@ -256,6 +256,7 @@ def test_the_ported_script_runs() -> None:
 @pytest.mark.parametrize(
     ("text", "end"),
     [
+        ("fleet.DistributeTranspiler()", ". Its last line is executor.close(). Then: {} --servers"),
         ("fleet.init(is_collective=True)\nfleet.distributed_optimizer(1)", ". Then: {} --nccl2 "),
         ("fleet.distributed_optimizer(1)", ". Its last line is fleet.finish(). Then: {} --servers"),
         ("fleet.distributed_optimizer(1)\nfleet.stop_worker()", ", 1 stays. Then: {} --servers 2 "),
@@ -273,12 +274,16 @@ def test_how_the_script_is_started(text: str, end: str, capsys: pytest.CaptureFi
 def test_a_script_with_a_transpiler_captures_a_step() -> None:
     """The minimized loss becomes the step of pserver.capture; its inputs stay inputs."""
     found = uses(
-        "import paddle.fluid as fluid\nx = fluid.layers.data(name='x', shape=[4], lod_level=0)\n"
+        "import paddle.fluid as fluid\nx = fluid.layers.data(name='x', shape=[4], lod_level=1)\n"
+        "fluid.clip.set_gradient_clip(clip)\nfluid.layers.accuracy(x, x)\n"
         "fluid.optimizer.SGD(0.1).minimize(x)\nt = fluid.DistributeTranspiler()\n"
         "fluid.default_startup_program()\n"
     )
-    writes = {use.used.rpartition(".")[2]: use.write.partition("(")[0] for use in found}
+    names = (use.used.removesuffix("(lod_level=...)") for use in found)
+    short = (name.rpartition(".")[2] for name in names)
+    writes = {name: use.write.partition("(")[0] for name, use in zip(short, found, strict=True)}
 
+    assert {use.used for use in found} >= {"fluid.layers.data(lod_level=...)"}
     assert writes == {
         "fluid as fluid": "import torch",
         "data": "pserver.data",
@@ -286,7 +291,67 @@ def test_a_script_with_a_transpiler_captures_a_step() -> None:
         "minimize": "pserver.capture",
         "DistributeTranspiler": "pserver.DistributeTranspiler",
         "default_startup_program": "DistributeTranspiler.get_startup_program",
+        "set_gradient_clip": "pserver.capture",
+        "accuracy": "torch.eq",
     }
+
+
+LOOP = """\
+import paddle
+import paddle.nn as nn
+from paddle.distributed import fleet
+from paddle.io import DataLoader, DistributedBatchSampler
+from paddle.metric import Auc
+
+fleet.init(is_collective=True)
+net = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 1, bias_attr=False))
+clip = nn.ClipGradByGlobalNorm(1.0)
+adam = paddle.optimizer.AdamW(0.1, parameters=net.parameters(), grad_clip=clip)
+sampler = DistributedBatchSampler(data, 8)
+loader = DataLoader(data, batch_sampler=sampler, return_list=True)
+auc = Auc()
+for epoch in range(2):
+    sampler.set_epoch(epoch)
+    print(auc.accumulate())
+"""
+
+
+def test_arguments_that_torch_lacks_are_named() -> None:
+    """Of optimizers, layers and loaders by their class; a job without servers keeps its rows in the
+    model.
+    """
+    found = {(use.line, use.used): use.write.partition("(")[0] for use in uses(LOOP)}
+    writes = {
+        (8, "nn.Embedding(sparse=...)"): "",
+        (8, "nn.Linear(bias_attr=...)"): "torch.nn.Linear",
+        (10, "paddle.optimizer.AdamW(grad_clip=...)"): "fleet.distributed_optimizer",
+        (12, "DataLoader(return_list=...)"): "",
+        (15, "sampler.set_epoch"): "",
+        (16, "auc.accumulate"): "metric.compute",
+    }
+    assert {used: found.get(used) for used in writes} == writes
+
+    found = {(use.line, use.used): use.write for use in uses(LOOP.replace("True", "False", 1))}
+    rows = "pserver.DistributedEmbedding(embedding_dim, num_embeddings=n)"
+    assert found[8, "nn.Embedding(sparse=...)"] == rows
+
+
+def test_a_generator_of_batches_is_the_loop() -> None:
+    """A loader of a static script is none here, and neither is the module of static programs."""
+    found = uses(
+        "import paddle\nimport paddle.static as static\nfrom paddle.distributed import fleet\n"
+        "x = static.data('x', [-1, 1])\n"
+        "loader = paddle.io.DataLoader.from_generator(feed_list=[x], capacity=8)\n"
+        "loader.set_batch_generator(batches)\n"
+        "made().minimize(x)\n"
+        "fleet.distributed_optimizer(paddle.optimizer.SGD(0.1))\n"
+    )
+    writes = {use.used: use.write for use in found}
+
+    assert writes["import paddle.static as static"] == ""
+    assert writes["paddle.io.DataLoader.from_generator"] == ""
+    assert writes["loader.set_batch_generator"].startswith("for batch in generator(): ")
+    assert writes["made().minimize"].startswith("loss.backward()")
 
 
 def test_files_beside_the_script(capsys: pytest.CaptureFixture[str], here: Path) -> None:

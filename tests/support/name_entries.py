@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer import DataParallel, Executor, fleet
+from trainer.metrics import AUC
 from transpiler import (
     DistributedStrategy,
     DistributeTranspiler,
@@ -34,6 +35,7 @@ OBJECTS = {
     "DistributeTranspilerConfig": DistributeTranspilerConfig(),
     "executor": Executor,
     "loss": WEIGHT,
+    "metric": AUC(),
     "model": nn.Module(),
     "optimizer": torch.optim.SGD([WEIGHT], lr=0.1),
     "program": Program,

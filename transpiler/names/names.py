@@ -65,6 +65,7 @@ OBJECTS = {
     "executor": "Executor",
     "fleet": "fleet",
     "loss": "Tensor",
+    "metric": "Metric",
     "model": "Layer",
     "optimizer": "Optimizer",
     "program": "Program",
