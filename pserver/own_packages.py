@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import find_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
@@ -56,22 +56,6 @@ def uncollected() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
-
-
-def alone(name: str) -> ModuleType:
-    """A module of ours that imports the standard library alone, without its package, which would
-    import torch.
-    """
-    known = f"{__name__}:{name}"
-    loaded = sys.modules.get(_name(name)) or sys.modules.get(known)
-    if loaded is not None:
-        return loaded
-    spec = spec_from_file_location(known, str(place_of(name)))
-    if spec is None or spec.loader is None:
-        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-    sys.modules[known] = module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def place_of(name: str) -> Path | None:

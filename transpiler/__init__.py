@@ -191,46 +191,53 @@ An essay stands in the file that it is about, as a ``[Note: ...]``; code that re
 ``See [Note: ...]``.  ``docs/notes.md`` lists them.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from transpiler.clip import ClipGradByGlobalNorm as ClipGradByGlobalNorm
-from transpiler.clip import ClipGradByNorm as ClipGradByNorm
-from transpiler.clip import ClipGradByValue as ClipGradByValue
-from transpiler.distribute import DistributeTranspiler as DistributeTranspiler
-from transpiler.distribute_config import DistributeTranspilerConfig as DistributeTranspilerConfig
-from transpiler.ir.graph import Block as Block
-from transpiler.ir.graph import Op as Op
-from transpiler.ir.graph import Variable as Variable
-from transpiler.memory import memory_optimize as memory_optimize
-from transpiler.memory import release_memory as release_memory
 from transpiler.names.names import missing as _missing
-from transpiler.optim.optim import LAMB as LAMB
-from transpiler.optim.optim import LARS as LARS
-from transpiler.optim.optim import DecayedAdagrad as DecayedAdagrad
-from transpiler.optim.optim import Ftrl as Ftrl
-from transpiler.param_attr import L2Decay as L2Decay
-from transpiler.param_attr import ParamAttr as ParamAttr
-from transpiler.param_attr import parameter_groups as parameter_groups
-from transpiler.plan.placement import HashName as HashName
-from transpiler.plan.placement import RoundRobin as RoundRobin
-from transpiler.plan.placement import SizeBalanced as SizeBalanced
-from transpiler.plan.placement import slice_variable as slice_variable
-from transpiler.program import Program as Program
-from transpiler.strategy.run_strategies import BuildStrategy as BuildStrategy
-from transpiler.strategy.run_strategies import ExecutionStrategy as ExecutionStrategy
-from transpiler.strategy.strategy import DistributedStrategy as DistributedStrategy
-from transpiler.tracing.backward import append_backward as append_backward
-from transpiler.tracing.backward import gradients as gradients
-from transpiler.tracing.capture import capture as capture
-from transpiler.tracing.default_programs import default_main_program as default_main_program
-from transpiler.tracing.default_programs import default_startup_program as default_startup_program
-from transpiler.tracing.default_programs import name as name
-from transpiler.tracing.default_programs import name_scope as name_scope
-from transpiler.tracing.default_programs import program_guard as program_guard
-from transpiler.tracing.input_spec import InputSpec as InputSpec
-from transpiler.tracing.input_spec import data as data
-from transpiler.tracing.py_func import py_func as py_func
-from transpiler.tracing.register_rule import register_rule as register_rule
+
+if TYPE_CHECKING:
+    from transpiler.clip import ClipGradByGlobalNorm as ClipGradByGlobalNorm
+    from transpiler.clip import ClipGradByNorm as ClipGradByNorm
+    from transpiler.clip import ClipGradByValue as ClipGradByValue
+    from transpiler.distribute import DistributeTranspiler as DistributeTranspiler
+    from transpiler.distribute_config import (
+        DistributeTranspilerConfig as DistributeTranspilerConfig,
+    )
+    from transpiler.ir.graph import Block as Block
+    from transpiler.ir.graph import Op as Op
+    from transpiler.ir.graph import Variable as Variable
+    from transpiler.memory import memory_optimize as memory_optimize
+    from transpiler.memory import release_memory as release_memory
+    from transpiler.optim.optim import LAMB as LAMB
+    from transpiler.optim.optim import LARS as LARS
+    from transpiler.optim.optim import DecayedAdagrad as DecayedAdagrad
+    from transpiler.optim.optim import Ftrl as Ftrl
+    from transpiler.param_attr import L2Decay as L2Decay
+    from transpiler.param_attr import ParamAttr as ParamAttr
+    from transpiler.param_attr import parameter_groups as parameter_groups
+    from transpiler.plan.placement import HashName as HashName
+    from transpiler.plan.placement import RoundRobin as RoundRobin
+    from transpiler.plan.placement import SizeBalanced as SizeBalanced
+    from transpiler.plan.placement import slice_variable as slice_variable
+    from transpiler.program import Program as Program
+    from transpiler.strategy.run_strategies import BuildStrategy as BuildStrategy
+    from transpiler.strategy.run_strategies import ExecutionStrategy as ExecutionStrategy
+    from transpiler.strategy.strategy import DistributedStrategy as DistributedStrategy
+    from transpiler.tracing.backward import append_backward as append_backward
+    from transpiler.tracing.backward import gradients as gradients
+    from transpiler.tracing.capture import capture as capture
+    from transpiler.tracing.default_programs import default_main_program as default_main_program
+    from transpiler.tracing.default_programs import (
+        default_startup_program as default_startup_program,
+    )
+    from transpiler.tracing.default_programs import name as name
+    from transpiler.tracing.default_programs import name_scope as name_scope
+    from transpiler.tracing.default_programs import program_guard as program_guard
+    from transpiler.tracing.input_spec import InputSpec as InputSpec
+    from transpiler.tracing.input_spec import data as data
+    from transpiler.tracing.py_func import py_func as py_func
+    from transpiler.tracing.register_rule import register_rule as register_rule
 
 __all__ = [
     "append_backward",
@@ -272,8 +279,55 @@ __all__ = [
     "Variable",
 ]
 
+# names are imported on first use, from these modules: a trainer captures nothing
+_LATE = {
+    "append_backward": "tracing.backward",
+    "Block": "ir.graph",
+    "BuildStrategy": "strategy.run_strategies",
+    "capture": "tracing.capture",
+    "ClipGradByGlobalNorm": "clip",
+    "ClipGradByNorm": "clip",
+    "ClipGradByValue": "clip",
+    "data": "tracing.input_spec",
+    "DecayedAdagrad": "optim.optim",
+    "default_main_program": "tracing.default_programs",
+    "default_startup_program": "tracing.default_programs",
+    "DistributedStrategy": "strategy.strategy",
+    "DistributeTranspiler": "distribute",
+    "DistributeTranspilerConfig": "distribute_config",
+    "ExecutionStrategy": "strategy.run_strategies",
+    "Ftrl": "optim.optim",
+    "gradients": "tracing.backward",
+    "HashName": "plan.placement",
+    "InputSpec": "tracing.input_spec",
+    "L2Decay": "param_attr",
+    "LAMB": "optim.optim",
+    "LARS": "optim.optim",
+    "memory_optimize": "memory",
+    "name": "tracing.default_programs",
+    "name_scope": "tracing.default_programs",
+    "Op": "ir.graph",
+    "ParamAttr": "param_attr",
+    "parameter_groups": "param_attr",
+    "Program": "program",
+    "program_guard": "tracing.default_programs",
+    "py_func": "tracing.py_func",
+    "register_rule": "tracing.register_rule",
+    "release_memory": "memory",
+    "RoundRobin": "plan.placement",
+    "SizeBalanced": "plan.placement",
+    "slice_variable": "plan.placement",
+    "Variable": "ir.graph",
+}
+
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Raises the error of a missing name, which says what to write instead."""
-        raise _missing(__name__, name, __all__)
+        """Imports a name on first use; the error of a missing one says what to write instead."""
+        if name not in _LATE:
+            raise _missing(__name__, name, __all__)
+        return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
+
+    def __dir__() -> list[str]:
+        """Lists late imports, too, so that ``help(transpiler)`` shows them."""
+        return sorted({*globals(), *__all__})

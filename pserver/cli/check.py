@@ -15,16 +15,12 @@ import tokenize
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 import pserver
 from pserver import own_packages
-
-if TYPE_CHECKING:
-    from transpiler.names import names as index
-    from transpiler.names.names import Name
-else:  # by itself, because its package imports torch, which takes seconds
-    index = own_packages.alone("transpiler.names.names")
+from transpiler.names import names as index
+from transpiler.names.names import Name
 
 PAGE = "docs/coming_from/fluid.md"
 NO_ENTRY = f"The index has no entry: {PAGE} has the words of both."

@@ -19,7 +19,6 @@ from pserver.control.rpc_errors import about
 from pserver.errors import PServerError, Refused
 from pserver.security import keys
 from pserver.security.access import OPEN, Access, always_open
-from pserver.security.keys import Bearer
 from pserver.telemetry.job_view import (
     JobState,
     JobView,
@@ -192,7 +191,7 @@ def expiring(endpoint: str, access: Access) -> list[str]:
     host, port = split_endpoint(endpoint)
     try:
         with socket.create_connection((host, port), timeouts.CALL_SECONDS) as connection:
-            shown = Bearer.of_pem(keys.ask(connection, access.keys, host))
+            shown = keys.bearer_in(keys.ask(connection, access.keys, host))
     except OSError:  # it has answered a moment ago
         return []
     warning = shown.warning(datetime.now(UTC))

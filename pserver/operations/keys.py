@@ -12,8 +12,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from pserver.security.bearer import ROLES
+from pserver.security.certificates import bearer_in_pem
 from pserver.security.enrolment import MOST_MINUTES, Enrolment, redeem
-from pserver.security.keys import HOST_ROLES, OPERATOR, ROLES, Bearer, KeyFolder, check_host
+from pserver.security.key_folder import HOST_ROLES, OPERATOR, KeyFolder, check_host
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -105,7 +107,7 @@ def show(path: Path, console: Console) -> None:
         raise ValueError(f"expected a folder with keys, got {path}")
     now = datetime.now(UTC)
     for file in found:
-        bearer = Bearer.of_pem(file.read_bytes())
+        bearer = bearer_in_pem(file.read_bytes())
         warning = f"  {bearer.warning(now)}" if bearer.warning(now) else ""
         _say(console, f"{file}: until {bearer.until:%Y-%m-%d}{warning}")
 

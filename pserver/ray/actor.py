@@ -33,16 +33,15 @@ from pserver.launcher.launch import SERVE
 from pserver.launcher.processes import ChildProcess, Group, Terminal, killer
 from pserver.launcher.started_processes import READY
 from pserver.security import tokens
-from pserver.security.keys import (
-    AUTHORITY_FILE,
-    REVOKED,
+from pserver.security.certificates import (
     Authority,
     PrivateKey,
     certificate_bytes,
     key_bytes,
     new_key,
-    write_private,
 )
+from pserver.security.key_folder import write_private
+from pserver.security.keys import AUTHORITY_FILE, REVOKED
 from pserver.security.tokens import Role, Secret
 from pserver.timeouts import KILL_SECONDS
 

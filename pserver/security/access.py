@@ -10,7 +10,8 @@ from typing import Any
 
 from pserver.errors import NotAllowed, Refused, Untrusted
 from pserver.security import tokens
-from pserver.security.keys import CLIENTS, ROLES, Bearer, Keys
+from pserver.security.bearer import CLIENTS, ROLES, Bearer
+from pserver.security.keys import Keys
 from pserver.security.tokens import (
     NONCE_BYTES,
     Challenge,

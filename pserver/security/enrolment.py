@@ -40,17 +40,9 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from pserver.config import split_endpoint
 from pserver.errors import Refused, TimedOut, Unreachable, Untrusted
-from pserver.security.keys import (
-    AUTHORITY_FILE,
-    REVOKED,
-    Authority,
-    KeyFolder,
-    certificate_bytes,
-    check_host,
-    key_bytes,
-    new_key,
-    write_private,
-)
+from pserver.security.certificates import Authority, certificate_bytes, key_bytes, new_key
+from pserver.security.key_folder import KeyFolder, check_host, write_private
+from pserver.security.keys import AUTHORITY_FILE, REVOKED
 from transpiler.files import bounded_json
 
 SECRET_BYTES, FINGERPRINT_BYTES = 16, 16

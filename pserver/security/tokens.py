@@ -39,6 +39,7 @@ from hmac import compare_digest
 from pathlib import Path
 
 from pserver.errors import NotAllowed, Refused
+from transpiler.files.named_errors import naming
 
 # ---- role ----
 #
@@ -470,8 +471,6 @@ def write(path: Path, secret: Secret) -> None:
     Raises:
         OSError: it cannot be written, or exists already.
     """
-    from transpiler.files.named_errors import naming
-
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with naming(path), os.fdopen(os.open(path, flags, 0o600), "w", encoding="ascii") as file:
         file.write(secret.text + "\n")

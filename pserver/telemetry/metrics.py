@@ -25,7 +25,8 @@ from pserver.errors import Untrusted
 from pserver.half_open import HalfOpen
 from pserver.onlookers import onlooker
 from pserver.security import keys as tls
-from pserver.security.keys import ROLES, Keys
+from pserver.security.bearer import ROLES
+from pserver.security.keys import Keys
 from pserver.telemetry.counts import COUNTS, TrainerCounts
 from pserver.telemetry.logs import LimitedLog
 from pserver.telemetry.trace import Fact, Spans, now

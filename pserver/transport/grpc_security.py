@@ -11,7 +11,8 @@ import grpc
 
 from pserver.errors import Unreachable, Untrusted
 from pserver.security import keys as tls
-from pserver.security.keys import Bearer, Keys
+from pserver.security.bearer import Bearer
+from pserver.security.keys import Keys
 from pserver.transport.endpoint import reach, reason_of, spell
 
 Options = Sequence[tuple[str, Any]]
@@ -84,7 +85,7 @@ def bearer_of(context: grpc.ServicerContext) -> Bearer | None:
 
 @lru_cache(maxsize=1024)
 def _bearer(pem: bytes) -> Bearer:
-    return Bearer.of_pem(pem)
+    return tls.bearer_in(pem)
 
 
 def _configured(keys: Keys) -> tuple[bytes, bytes, bytes]:

@@ -26,7 +26,8 @@ import grpc
 from pserver.errors import CorruptFrame, Unreachable
 from pserver.limits import ANY_FIRST_FRAME, Limits
 from pserver.security import keys as tls
-from pserver.security.keys import Bearer, Keys
+from pserver.security.bearer import Bearer
+from pserver.security.keys import Keys
 from pserver.transport import checksums
 from pserver.transport.checksums import ASKED, CHECKSUM, FRAMES, OFF, ON, UNASKED, opened, sealed
 from pserver.transport.endpoint import spell

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from threading import Lock, Thread
 
 from pserver.errors import Unreachable
-from pserver.security.keys import Bearer, Keys
+from pserver.security.bearer import Bearer
+from pserver.security.keys import Keys
 from pserver.transport.endpoint import spell
 from pserver.transport.frames import parse_header
 from pserver.transport.stream import Buffer, Handler, Land, OpenStreams, Pipe

@@ -61,7 +61,7 @@ from pserver.errors import CorruptFrame, PServerError, Unreachable, from_wire
 from pserver.half_open import HalfOpen, address_of
 from pserver.limits import Limits
 from pserver.security.access import Access
-from pserver.security.keys import Bearer
+from pserver.security.bearer import Bearer
 from pserver.security.tokens import ProofRequest
 from pserver.telemetry.logs import LimitedLog
 from pserver.transport.endpoint import spell

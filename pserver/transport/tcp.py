@@ -47,7 +47,8 @@ from pserver.config import MOST_CONNECTIONS
 from pserver.errors import CorruptFrame, Unreachable, Untrusted
 from pserver.limits import ANY_FIRST_FRAME, Limits
 from pserver.security import keys as tls
-from pserver.security.keys import ROLES, Bearer, Keys
+from pserver.security.bearer import ROLES, Bearer
+from pserver.security.keys import Keys
 from pserver.transport.checksums import CHECKSUM, checksum, compare
 from pserver.transport.endpoint import listening_socket, reason_of, spell
 from pserver.transport.frames import HEADER_BYTES, parse_header, spread

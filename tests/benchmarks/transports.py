@@ -16,7 +16,8 @@ from jobs import Trainer, trainer
 from peers import raw_exchange
 from processes import Peer, peers, server
 
-from pserver.security.keys import KeyFolder, Keys
+from pserver.security.key_folder import KeyFolder
+from pserver.security.keys import Keys
 from pserver.telemetry.memory import keep_memory
 from pserver.transport.frames import buffer_of
 

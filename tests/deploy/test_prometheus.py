@@ -17,7 +17,7 @@ import pytest
 from pserver.config import ServerConfig
 from pserver.errors import PServerError
 from pserver.membership.watermark import WARM_UP
-from pserver.security.keys import KeyFolder
+from pserver.security.key_folder import KeyFolder
 from pserver.service.server import Server
 from pserver.wire_pb2 import SaveRequest
 from tests.support import one_parameter

@@ -26,6 +26,7 @@ WHY_WALL = {
     "pserver/operations/page_actions.py": "names a checkpoint by its time",
     "pserver/ray/actor.py": "certificates begin and end",
     "pserver/security/enrolment.py": "certificates begin and end",
+    "pserver/security/key_folder.py": "certificates begin and end",
     "pserver/security/keys.py": "certificates begin and end",
     "pserver/web/server.py": "stamps what a page shows",
     "pserver/control/collector.py": "stamps answers, whose events a page shows by time",

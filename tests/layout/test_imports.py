@@ -42,10 +42,7 @@ EXCEPT = {
 LAZY = {
     "pserver/__main__.py": "torch, for `pserver --help`",
     "pserver/job/program.py": "the kernels of rows, for jobs without tables",
-    "pserver/launcher/planning/cost.py": "torch, for `pserver --help`",
-    "pserver/launcher/planning/plan.py": "torch, for `pserver --help`",
-    "pserver/security/keys.py": "torch, for `pserver --help`",
-    "pserver/security/tokens.py": "torch, for `pserver --help`",
+    "pserver/security/keys.py": "the package cryptography, for processes without keys",
     "pserver/table/gradient.py": "the kernels of rows, for trainers without tables",
     "trainer/checkpoint/export.py": "the kernels of rows",
     "trainer/executor/values.py": "the kernels of rows",

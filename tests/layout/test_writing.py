@@ -16,7 +16,7 @@ from pserver.job_log.files import WriteAheadLog
 from pserver.job_log_pb2 import OwnEntry
 from pserver.launcher.planning.plan import Choice
 from pserver.security import tokens
-from pserver.security.keys import write_private
+from pserver.security.key_folder import write_private
 from pserver.security.tokens import Secret
 from pserver.storage.local import DiskFile, LocalPlace
 from tests.support.sources import MODULES, relative, tree

@@ -8,7 +8,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from pserver.security.keys import KeyFolder, Keys
+from pserver.security.key_folder import KeyFolder
+from pserver.security.keys import Keys
 from pserver.transport.registry import Transport
 from pserver.transport.stream import Handler, Listener, Stream
 

@@ -34,7 +34,7 @@ def place(module: str) -> str:
 def test_the_printed_programs_are_those_that_print() -> None:
     """The code of the manual makes the three programs that stand below it."""
     code = MANUAL.partition("::\n\n    model =")[2].partition("\n\n``print")[0]
-    names = {**vars(transpiler), "torch": torch}
+    names = {name: getattr(transpiler, name) for name in transpiler.__all__} | {"torch": torch}
     with program_guard(Program(()), Program(())):
         exec(textwrap.dedent("    model =" + code), names)
     t = names["t"]

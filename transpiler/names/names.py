@@ -25,7 +25,7 @@ In these sections ``fleet``, ``optimizer`` and the other roots of OBJECTS are wh
 The tests in ``tests/transpiler/names`` say what ``call`` and ``snippet`` can use, that each entry
 has what its class needs, and that what is to be written exists.
 
-This module imports the standard library alone, and ``pserver check`` loads it by itself.
+This module imports the standard library alone, as ``pserver check`` does.
 """
 
 from __future__ import annotations

@@ -33,6 +33,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from transpiler.files import bounded_json
+from transpiler.files.named_errors import naming
+
 # ---- figures ----
 #
 # What a prediction is made of: the loads of a plan, and what a probe has measured.
@@ -85,8 +88,6 @@ class JobLoad:
 
     def write(self, path: str) -> None:
         """Writes them as JSON."""
-        from transpiler.files.named_errors import naming
-
         with naming(path):
             Path(path).write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
 
@@ -138,8 +139,6 @@ class Measured:
 
     def write(self, path: str) -> None:
         """Writes it as JSON."""
-        from transpiler.files.named_errors import naming
-
         with naming(path):
             Path(path).write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
 
@@ -151,8 +150,6 @@ class Measured:
 
 
 def _object(path: str) -> dict[str, Any]:
-    from transpiler.files import bounded_json
-
     found: Mapping[str, Any] = bounded_json.loads(Path(path).read_text(encoding="utf-8"))
     return dict(found)
 

@@ -36,6 +36,8 @@ from pserver.launcher.planning.cost import (
 )
 from pserver.launcher.processes import Group
 from pserver.launcher.script import check_script
+from transpiler.files import bounded_json
+from transpiler.files.named_errors import naming
 
 # ---- candidates ----
 #
@@ -238,8 +240,6 @@ class Choice:
 
     def write(self, path: Path) -> None:
         """Writes it as JSON."""
-        from transpiler.files.named_errors import naming
-
         with naming(path):
             path.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
 
@@ -251,8 +251,6 @@ class Choice:
             OSError: there is no such file.
             ValueError: something else has written it.
         """
-        from transpiler.files import bounded_json
-
         wrong = f"{path}: expected what `pserver plan --search --write` writes"
         try:
             found = cls(**bounded_json.loads(path.read_text(encoding="utf-8")))

@@ -25,7 +25,7 @@ from pserver.errors import (
 )
 from pserver.launcher.processes import _DROPPED
 from pserver.running_clock import RunningClock
-from pserver.security.keys import Bearer
+from pserver.security.bearer import Bearer
 from pserver.timeouts import Timeouts
 from pserver.transport.stream import Buffer, Stream
 from pserver.wire_pb2 import (

@@ -25,7 +25,8 @@ from pserver.ray.actor import (
     write_credentials,
 )
 from pserver.ray.driver import JobRequest, ProcessFailed, RayProcess
-from pserver.security.keys import Keys, new_key
+from pserver.security.certificates import new_key
+from pserver.security.keys import Keys
 from pserver.security.tokens import Role, read
 
 LOST = ("pserver.errors.TrainerLost: trainer 1 was lost",)

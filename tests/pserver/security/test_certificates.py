@@ -8,9 +8,10 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from pserver.security.keys import (
+from pserver.security.certificates import (
     Authority,
-    Bearer,
+    bearer_in,
+    bearer_in_pem,
     certificate_bytes,
     key_bytes,
     new_key,
@@ -28,7 +29,7 @@ def issued(role: str = "trainer", host: str = "a", days: int = 365) -> x509.Cert
 @pytest.mark.parametrize("role", ["server", "trainer", "operator"])
 def test_a_certificate_says_who_has_the_key(role: str) -> None:
     """The role and the host come back as they were given, also through PEM."""
-    bearer = Bearer.of_pem(certificate_bytes(issued(role, "node-1.example")))
+    bearer = bearer_in_pem(certificate_bytes(issued(role, "node-1.example")))
 
     assert (bearer.role, bearer.host) == (role, "node-1.example")
     assert str(bearer) == f"{role} node-1.example"
@@ -73,7 +74,7 @@ def test_a_role_is_one_of_three() -> None:
 
 def test_the_end_is_warned_of() -> None:
     """Thirty days before it, and afterwards."""
-    bearer = Bearer.of(issued())
+    bearer = bearer_in(issued())
 
     assert bearer.warning(NOW) == ""
     assert "expires in 10 days" in bearer.warning(bearer.until - timedelta(days=10))

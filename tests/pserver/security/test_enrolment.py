@@ -19,8 +19,10 @@ import pserver.security.enrolment
 from pserver.__main__ import main
 from pserver.config import split_endpoint
 from pserver.errors import PServerError, Refused, TimedOut, Unreachable, Untrusted
+from pserver.security.certificates import bearer_in_pem
 from pserver.security.enrolment import MOST_OPEN, WRONG_CODES, Enrolment, redeem
-from pserver.security.keys import HOST_ROLES, Bearer, KeyFolder, Keys
+from pserver.security.key_folder import HOST_ROLES, KeyFolder
+from pserver.security.keys import Keys
 
 SECONDS = 30.0
 
@@ -149,7 +151,7 @@ def test_a_folder_with_keys_is_left_alone(folder: KeyFolder) -> None:
 
     with pytest.raises((ValueError, PServerError), match="expected a folder without keys"):
         redeem("h:1/" + 52 * "A", folder.path / "a")
-    assert Bearer.of_pem((folder.path / "a" / "server.pem").read_bytes()).host == "a"
+    assert bearer_in_pem((folder.path / "a" / "server.pem").read_bytes()).host == "a"
 
 
 def test_strangers_keep_no_host_waiting(

@@ -9,7 +9,9 @@ import pytest
 from cryptography import x509
 
 from pserver.__main__ import main
-from pserver.security.keys import Bearer, KeyFolder, revoked_serials
+from pserver.security.bearer import Bearer
+from pserver.security.certificates import bearer_in_pem, revoked_serials
+from pserver.security.key_folder import KeyFolder
 
 
 @pytest.fixture
@@ -21,7 +23,7 @@ def folder(tmp_path: Path) -> KeyFolder:
 
 
 def bearer_of(file: Path) -> Bearer:
-    return Bearer.of_pem(file.read_bytes())
+    return bearer_in_pem(file.read_bytes())
 
 
 def test_keys_init_makes_a_folder_for_each_host(tmp_path: Path) -> None:

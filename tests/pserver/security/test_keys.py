@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from pserver.errors import Untrusted
-from pserver.security.keys import Bearer, KeyFolder, Keys
+from pserver.security.certificates import bearer_in_pem
+from pserver.security.key_folder import KeyFolder
+from pserver.security.keys import Keys
 
 
 @pytest.fixture
@@ -91,7 +93,7 @@ def test_a_certificate_of_another_authority_is_refused(folder: KeyFolder, tmp_pa
 def test_who_counts(folder: KeyFolder) -> None:
     """Neither the revoked, nor the expired, nor one in another role."""
     keys = trainer_of(folder)
-    server = Bearer.of_pem((folder.path / "a" / "server.pem").read_bytes())
+    server = bearer_in_pem((folder.path / "a" / "server.pem").read_bytes())
     assert keys.check(server, "server") is server
 
     with pytest.raises(Untrusted, match="expected a certificate of trainer, got one of server a"):
@@ -116,7 +118,7 @@ def test_an_end_that_is_near_is_logged_at_the_start(
 
 def test_a_certificate_of_tomorrow_does_not_count_yet(folder: KeyFolder) -> None:
     """The message has both times: it is a clock that is wrong."""
-    server = Bearer.of_pem((folder.path / "a" / "server.pem").read_bytes())
+    server = bearer_in_pem((folder.path / "a" / "server.pem").read_bytes())
     with pytest.raises(Untrusted, match="of server a is valid from .* UTC on, and here it is"):
         trainer_of(folder).check(
             replace(server, since=datetime.now(UTC) + timedelta(days=1)), "server"

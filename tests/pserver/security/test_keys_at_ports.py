@@ -22,7 +22,7 @@ from pserver.launcher import status
 from pserver.launcher.readiness import obstacle
 from pserver.security import tokens
 from pserver.security.access import OPEN, Access
-from pserver.security.keys import KeyFolder
+from pserver.security.key_folder import KeyFolder
 from pserver.security.tokens import Role, Secret
 from pserver.service.server import Server
 from tests.support.cluster_keys import foreign_folder, key_folder, keys_of

@@ -14,16 +14,9 @@ import pytest
 
 from pserver.errors import PServerError, Unreachable, Untrusted
 from pserver.security import keys
-from pserver.security.keys import (
-    DAYS,
-    Bearer,
-    KeyFolder,
-    Keys,
-    certificate_bytes,
-    key_bytes,
-    new_key,
-    write_private,
-)
+from pserver.security.certificates import DAYS, bearer_in_pem, certificate_bytes, key_bytes, new_key
+from pserver.security.key_folder import KeyFolder, write_private
+from pserver.security.keys import Keys
 from pserver.transport import grpc_stream, tcp
 from pserver.transport.stream import LANDED, Stream
 from pserver.wire_pb2 import GRADIENT, VALUE, Frame
@@ -197,7 +190,7 @@ def _server_serial(name: str, port: int) -> int:
     """Of the certificate that a server shows."""
     if name == "grpc":
         with socket.create_connection(("127.0.0.1", port), SECONDS) as connection:
-            return Bearer.of_pem(keys.ask(connection, keys_of("trainer"), "127.0.0.1")).serial
+            return bearer_in_pem(keys.ask(connection, keys_of("trainer"), "127.0.0.1")).serial
     stream = tcp.connect("127.0.0.1", port, timeout_seconds=SECONDS, keys=keys_of("trainer"))
     finish(stream)
     assert stream.bearer is not None

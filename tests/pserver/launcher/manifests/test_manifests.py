@@ -20,7 +20,7 @@ from pserver.cli import flags
 from pserver.cli.flags import parser
 from pserver.launcher.manifests import description
 from pserver.launcher.manifests.jobset import SERVE
-from pserver.security.keys import check_host
+from pserver.security.key_folder import check_host
 from tests.support.manifests import CASES, EXAMPLES, at_small_job, written
 from tests.support.pages import ROOT
 from tests.support.transcript import compare
