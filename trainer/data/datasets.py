@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
 from abc import ABC, abstractmethod
@@ -358,7 +359,10 @@ class FileDataset(ABC):
         self._slots, self._made = slots_of(use_var), None
 
     def set_filelist(
-        self, filelist: Sequence[str], trainer_id: int | None = None, trainers: int | None = None
+        self,
+        filelist: Iterable[str | os.PathLike[str]],
+        trainer_id: int | None = None,
+        trainers: int | None = None,
     ) -> None:
         """Sets the files of all trainers, or their URLs: trainer i of n reads files i, i + n, ...
         Where there are fewer than trainers, each trainer reads an equal range of their samples.
@@ -369,14 +373,19 @@ class FileDataset(ABC):
             trainer_id, trainers: None: those of the job; 0 and 1: this trainer reads all files.
 
         Raises:
-            TypeError: it is one text.
-            ValueError: a file is listed twice, or there is no such trainer.
+            TypeError: it is no list of paths.
+            ValueError: it is empty, a file is listed twice, or there is no such trainer.
             FileNotFoundError: no file matches a pattern.
         """
-        if isinstance(filelist, str) or not all(isinstance(path, str) for path in filelist):
+        if isinstance(filelist, str) or not isinstance(filelist, Iterable):
             raise TypeError(f"set_filelist: expected a list of paths, got {filelist!r}")
-        filelist = files_at(filelist)
-        often, times = Counter(filelist).most_common(1)[0] if filelist else ("", 0)
+        paths = [os.fspath(path) if isinstance(path, os.PathLike) else path for path in filelist]
+        if not all(isinstance(path, str) for path in paths):
+            raise TypeError(f"set_filelist: expected a list of paths, got {paths}")
+        if not paths:
+            raise ValueError("set_filelist: expected a list of paths, got an empty one")
+        files = files_at(paths)
+        often, times = Counter(files).most_common(1)[0]
         if times > 1:
             raise ValueError(f"set_filelist: expected each file once, got {often} twice")
         if (trainer_id is None) != (trainers is None) or (
@@ -386,7 +395,7 @@ class FileDataset(ABC):
                 "set_filelist: expected trainer_id below trainers, or neither of them, got "
                 f"{trainer_id} and {trainers}"
             )
-        self._files = tuple(filelist)
+        self._files = tuple(files)
         self._part = None if trainer_id is None or trainers is None else (trainer_id, trainers)
 
     def get_filelist(self) -> list[str]:

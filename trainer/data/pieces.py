@@ -57,6 +57,7 @@ class Slot:
             of them, and the column is ragged.
 
     Raises:
+        TypeError: the name is no text, or the width no whole number.
         ValueError: the dtype is another one, or the width is below 0.
     """
 
@@ -65,10 +66,16 @@ class Slot:
     width: int | None = 0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise TypeError(f"slot {self.name!r}: expected a column's name, got no text")
         if self.dtype not in DTYPES:
             raise ValueError(
                 f"slot {self.name!r}: dtype: expected one of {', '.join(DTYPES)}, got "
                 f"{self.dtype!r}"
+            )
+        if isinstance(self.width, bool) or not isinstance(self.width, int | None):
+            raise TypeError(
+                f"slot {self.name!r}: width: expected a whole number or None, got {self.width!r}"
             )
         if self.width is not None and self.width < 0:
             raise ValueError(f"slot {self.name!r}: expected a width from 0, got {self.width}")

@@ -349,10 +349,19 @@ def test_settings_that_cannot_be_are_named(tmp_path: Path) -> None:
     ):
         with pytest.raises((TypeError, ValueError), match=why):
             dataset.init(**settings)
-    with pytest.raises(TypeError, match="expected a list of paths, got 'part-0'"):
-        dataset.set_filelist("part-0")
+    for given in ("part-0", None, [None], []):
+        with pytest.raises((TypeError, ValueError), match="expected a list of paths, got "):
+            dataset.set_filelist(given)  # type: ignore[arg-type]
     dataset.init(use_var=[data("id", [None], "int64"), data("bag", [None, None])])
     assert dataset.slots == SLOTS
+
+
+def test_paths_may_be_of_pathlib(tmp_path: Path) -> None:
+    """And come from a generator, as that of a folder's files."""
+    paths, dataset = written(tmp_path), fleet.InMemoryDataset()
+    dataset.set_filelist(path for path in sorted(tmp_path.iterdir()))
+
+    assert dataset.get_filelist() == sorted(paths)
 
 
 def test_large_files_are_many_pieces(tmp_path: Path) -> None:

@@ -862,6 +862,11 @@ def test_wrong_settings_are_named() -> None:
         CsvLines(X, columns="x")
     with pytest.raises(TypeError, match="a function from a line to a dict, got int"):
         format_of(3, ())
+    with pytest.raises(TypeError, match="slot 3: expected a column's name"):
+        Slot(3)  # type: ignore[arg-type]
+    for width in (1.5, True, "4"):
+        with pytest.raises(TypeError, match="slot 'x': width: expected a whole number or None"):
+            Slot("x", width=width)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="dtype: expected one of int64"):
         Slot("x", "int8")
     assert Piece("sftp://ann:sesame@host/a").shown == "sftp://***@host/a"
