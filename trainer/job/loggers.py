@@ -168,7 +168,7 @@ class Loggers(Collector):
         self._before = time.monotonic(), 0.0, 0  # of the last row of metrics: steps and samples
         # values, and their step; None: the end
         self._queue: queue.Queue[tuple[Mapping[str, float], int] | None] = queue.Queue(QUEUED)
-        self._dropped = False
+        self._dropped = self._closed = False
         self._thread = threading.Thread(target=self._run, name="loggers", daemon=True)
         self._thread.start()
         self._close_first()
@@ -187,8 +187,9 @@ class Loggers(Collector):
         when called twice.
         """
         atexit.unregister(self.close)
-        if not self._thread.is_alive():
+        if self._closed or not self._thread.is_alive():
             return
+        self._closed = True
         deadline = time.monotonic() + CLOSE_SECONDS
         try:
             self._queue.put(None, timeout=CLOSE_SECONDS)
@@ -277,7 +278,8 @@ class Loggers(Collector):
         logger that was just opened: W&B's ends its run there, too.
         """
         atexit.unregister(self.close)
-        atexit.register(self.close)
+        if not self._closed:
+            atexit.register(self.close)
 
     def _failed(self) -> None:
         self.failures += 1
