@@ -6,12 +6,21 @@ import pickle
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
+import pserver
 import trainer.fleet
 import trainer.metrics
 import trainer.nn.functional
+
+FOLDER = Path(pserver.__file__).parent
+STUBS = [
+    path
+    for path in (*FOLDER.glob("*.pyi"), *FOLDER.glob("nn/*.pyi"))
+    if not path.stem.endswith("_pb2")
+]
 
 
 @pytest.mark.processes
@@ -41,3 +50,15 @@ def test_public_modules_are_imported_by_statements() -> None:
     assert AUC is trainer.metrics.AUC and pickle.loads(pickle.dumps(Adam)) is Adam
     with pytest.raises(ModuleNotFoundError, match="No module named 'pserver.nn.absent'"):
         import_module("pserver.nn.absent")
+
+
+def test_type_checkers_find_the_public_modules() -> None:
+    """Each has a stub below ``pserver``, where a type checker looks for it; the packages have
+    none, whose names are the whole ones.
+    """
+    stubs = {path.stem if path.stem != "__init__" else path.parent.name: path for path in STUBS}
+    modules = {name: real for name, real in pserver._MODULES.items() if name != real}
+
+    assert {*modules, "functional"} == {*stubs}
+    for name, real in modules.items():
+        assert f"\nfrom {real} import *\n" in stubs[name].read_text(encoding="utf-8")

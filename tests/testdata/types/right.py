@@ -6,8 +6,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import pserver.lr
 from pserver import BuildStrategy, DistributedEmbedding, DistributeTranspilerConfig, fleet
-from trainer.metrics import AUC
+from pserver.metrics import AUC
+from pserver.nn.functional import string_ids
 from transpiler.strategy.fields import ASyncConfigs
 
 
@@ -51,7 +53,7 @@ print(strategy_of(10))
 fleet.init()
 model = fleet.distributed_model(Net())
 optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+scheduler = pserver.lr.WarmupLR(torch.optim.lr_scheduler.StepLR(optimizer, 2), 1)
 loader = fleet.shard(DataLoader(TensorDataset(torch.ones(4, 2).long()), batch_size=2))
 area = AUC()
 print(len(loader))
@@ -62,6 +64,7 @@ for (ids,) in loader:
     optimizer.step()
     optimizer.zero_grad()
     scheduler.step()
+hashes: torch.Tensor = string_ids(["Nike"])
 number: int = next(iter(fleet.shard([1, 2])))
 for number in fleet.shard(batches()):
     print(number)

@@ -1,0 +1,3 @@
+"""``trainer.fleet``, for type checkers: it is one module under both names."""
+
+from trainer.fleet import *

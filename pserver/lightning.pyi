@@ -1,0 +1,3 @@
+"""``trainer.lightning``, for type checkers: it is one module under both names."""
+
+from trainer.lightning import *

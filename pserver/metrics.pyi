@@ -1,0 +1,3 @@
+"""``trainer.metrics``, for type checkers: it is one module under both names."""
+
+from trainer.metrics import *

@@ -1,0 +1,3 @@
+"""``trainer.serving``, for type checkers: it is one module under both names."""
+
+from trainer.serving import *
