@@ -312,12 +312,16 @@ def distributed_model(model: nn.Module, **hybrid: Any) -> nn.Module:
 
     Raises:
         RuntimeError: the optimizer has been distributed already.
+        TypeError: it is no module.
         ValueError: an embedding cannot move, such as one whose weight an output layer shares; or a
             pattern matches none.
     """
     job = present()
     if job.optimizer is not None:
         raise RuntimeError("call fleet.distributed_model before fleet.distributed_optimizer")
+    if not isinstance(model, nn.Module):
+        got = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise TypeError(f"distributed_model: expected a module, as Net(), got {got}")
     if job.divided:
         model = job.register(model, hybrid)
     elif hybrid:

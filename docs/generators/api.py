@@ -66,8 +66,11 @@ def page(module: str, found: Object | Alias, about: str) -> str:
 
 
 def target_of(found: Object | Alias) -> Object:
-    """The definition behind an imported name."""
-    return found.final_target if isinstance(found, Alias) else found
+    """The definition behind an imported name; of a stub below ``pserver`` the module itself."""
+    target = found.final_target if isinstance(found, Alias) else found
+    if str(target.filepath).endswith(".pyi"):
+        return target.modules_collection[f"trainer.{target.name}"]
+    return target
 
 
 def row(name: str, found: Object | Alias) -> str:

@@ -67,6 +67,14 @@ def test_parameters_are_no_optimizer(servers: Servers) -> None:
         fleet.distributed_optimizer(model.parameters())  # type: ignore[arg-type]  # on purpose
 
 
+def test_what_is_no_module_is_no_model() -> None:
+    """Nor is a class, which has lost its brackets."""
+    fleet.init()
+    for given, got in ((3, "got int"), (torch.nn.Linear, "got the class Linear")):
+        with pytest.raises(TypeError, match=f"expected a module, as Net\\(\\), {got}"):
+            fleet.distributed_model(given)  # type: ignore[call-overload]  # on purpose
+
+
 def test_grad_clip_is_one_of_three_classes(servers: Servers) -> None:
     """A bare number is refused by name."""
     fleet.init()
