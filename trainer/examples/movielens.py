@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     optimizer.flush()  # the parameters after all trainers' steps
     auc = evaluate(model, held_out)
     if fleet.is_first_worker():
-        print(f"AUC {auc:.4f} after {seconds:.1f} s of training, {fleet.worker_num()} trainers")
+        print(f"AUC {auc:.4f} after {seconds:.1f} s of training, trainers: {fleet.worker_num()}")
     fleet.finish()
 
 
