@@ -32,45 +32,15 @@ from transpiler.plan.planner import group_rule
 # The results of such a module have sizes that depend on data (which ids differ, how many there
 # are), so a program cannot hold its ops.  One op takes the place of all of them; pooling is
 # ordinary compute on its result.  Neither this op nor its gradient ever runs: traces run on fake
-# tensors, and programs have kernels of their own (ir/sparse_rows.py).
+# tensors (trace.py declares them there), and programs have kernels of their own
+# (ir/sparse_rows.py).
 
 
 LOOKUP, GRADIENT = "lookup_table", "lookup_table_grad"
 NAMESPACE = "pserver"
 
-_library: Any = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]  # torch's own
-_library.define(
-    f"{LOOKUP}(Tensor proxy, Tensor ids, str table, int dim, ScalarType dtype, int? padding) -> "
-    "Tensor"
-)
-_library.define(
-    f"{GRADIENT}(Tensor proxy, Tensor ids, Tensor grad, Tensor? counted, str table, int? "
-    "padding) -> Tensor"
-)
-
 # the tables that modules look up: names by the module's id; None: nothing is traced
 _names: dict[int, str] | None = None
-
-
-def _fake_lookup(
-    proxy: Tensor, ids: Tensor, table: str, dim: int, dtype: torch.dtype, padding: int | None
-) -> Tensor:
-    return ids.new_empty((*ids.shape, dim), dtype=dtype)
-
-
-def _fake_gradient(
-    proxy: Tensor,
-    ids: Tensor,
-    grad: Tensor,
-    counted: Tensor | None,
-    table: str,
-    padding: int | None,
-) -> Tensor:
-    return torch.empty_like(proxy)
-
-
-for _name, _fake in ((LOOKUP, _fake_lookup), (GRADIENT, _fake_gradient)):
-    torch.library.register_fake(f"{NAMESPACE}::{_name}", _fake, lib=_library)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ from transpiler.tracing.autograd import gradients_of, python_functions
 from transpiler.tracing.default_programs import recording
 from transpiler.tracing.equivalence_check import outputs_of, results_of
 from transpiler.tracing.input_spec import Inputs
-from transpiler.tracing.tables import NAMESPACE, looking_up
+from transpiler.tracing.tables import GRADIENT, LOOKUP, NAMESPACE, looking_up
 
 # ---- node lines ----
 #
@@ -121,6 +121,43 @@ class NodeLines(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         return result
 
 
+# ---- lookups ----
+#
+# The ops of embeddings, which tables.py puts into a trace.
+
+
+_library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
+_library.define(
+    f"{LOOKUP}(Tensor proxy, Tensor ids, str table, int dim, ScalarType dtype, int? padding) -> "
+    "Tensor"
+)
+_library.define(
+    f"{GRADIENT}(Tensor proxy, Tensor ids, Tensor grad, Tensor? counted, str table, int? "
+    "padding) -> Tensor"
+)
+
+
+def _fake_lookup(
+    proxy: Tensor, ids: Tensor, table: str, dim: int, dtype: torch.dtype, padding: int | None
+) -> Tensor:
+    return ids.new_empty((*ids.shape, dim), dtype=dtype)
+
+
+def _fake_gradient(
+    proxy: Tensor,
+    ids: Tensor,
+    grad: Tensor,
+    counted: Tensor | None,
+    table: str,
+    padding: int | None,
+) -> Tensor:
+    return torch.empty_like(proxy)
+
+
+torch.library.register_fake(f"{NAMESPACE}::{LOOKUP}", _fake_lookup, lib=_library)
+torch.library.register_fake(f"{NAMESPACE}::{GRADIENT}", _fake_gradient, lib=_library)
+
+
 # ---- ctc ----
 #
 # ``ctc_loss`` in a trace: the sizes of the values that torch keeps for its backward depend on data.
@@ -136,7 +173,6 @@ _TYPES: Mapping[str, str] = MappingProxyType(
 _GIVEN = "Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths"
 _MEAN, _SUM = 1, 2  # torch's numbers of reductions
 
-_library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 _library.define(f"{CTC_FORWARD}({_GIVEN}, int blank, bool zero_infinity) -> (Tensor, Tensor)")
 _library.define(
     f"{CTC_GRAD}(Tensor grad, {_GIVEN}, Tensor neg_log_likelihood, Tensor log_alpha, int blank, "
