@@ -197,6 +197,9 @@ fleet.init(strategy=strategy)
 model = fleet.distributed_model(Words())
 optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
 
+def seen(batch):
+    sys.stdout.write(f"seen {json.dumps(batch)}\\n")  # at once: a log line may come between two
+
 def read(kind, path):
     made = getattr(fleet, kind)()
     slots = [fleet.Slot("id"), fleet.Slot("word", "string")]
@@ -213,12 +216,12 @@ for kind in ("InMemoryDataset", "QueueDataset"):
         model(batch["word"]).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        print("seen", json.dumps([f"train {kind}", batch["id"].tolist()]), flush=True)
+        seen([f"train {kind}", batch["id"].tolist()])
     print(f"wrong lines: {dataset.get_wrong_lines(everywhere=True)}", flush=True)
     with torch.no_grad():
         for batch in read(kind, "held-out.tsv"):
             model(batch["word"])
-            print("seen", json.dumps([f"test {kind}", batch["id"].tolist()]), flush=True)
+            seen([f"test {kind}", batch["id"].tolist()])
 fleet.save("saved")
 fleet.finish()
 """
