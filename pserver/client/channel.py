@@ -254,6 +254,16 @@ class Channel(RetryingStream):
         self._put((Frame(kind=Kind.CHECKSUM, step=step, parts=parts), ()))
         return reply
 
+    def changes(self, after: Mapping[str, int]) -> Future[Reply]:
+        """Asks for what other trainers have changed of rows.
+
+        Args:
+            after: by table, the position since which.
+        """
+        reply = self._begin("changes")
+        self._put((Frame(kind=Kind.CHECKSUM, commit=Commit(changes_after=after)), ()))
+        return reply
+
     def load(
         self, values: NamedTensors, metadata: Mapping[str, Mapping[str, Any]] | None = None
     ) -> Future[Reply]:

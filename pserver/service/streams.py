@@ -80,11 +80,12 @@ def done_of(outcome: Outcome, changes: Mapping[str, TableChanges]) -> Done:
             )
             for each in outcome.outliers
         ],
-        changes={name: _message(each) for name, each in changes.items()} if changes else None,
+        changes={name: message_of(each) for name, each in changes.items()} if changes else None,
     )
 
 
-def _message(changes: TableChanges) -> RowChanges:
+def message_of(changes: TableChanges) -> RowChanges:
+    """The changes of a table's rows, as they travel."""
     if changes.ids is None:
         return RowChanges(position=changes.position, any=True)
     return RowChanges(position=changes.position, ids=changes.ids.astype("<i8").tobytes())

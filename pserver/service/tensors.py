@@ -51,6 +51,7 @@ from pserver.service.streams import (
     WorkingStreams,
     done_of,
     kind_of,
+    message_of,
     next_frame,
     nonfinite_rows,
     nonfinite_steps,
@@ -662,6 +663,8 @@ class TensorService:
         read = self._read_all(part.name for part in header.parts)
         found = {name: checksum(tensor) for name, tensor in read}
         done = Done(version=self._executor().updates_started, checksums=found)
+        for name, changes in self._changes(header.commit.changes_after).items():
+            done.changes[name].CopyFrom(message_of(changes))
         self._check_place()
         self._stream.send(Frame(kind=Kind.DONE, step=header.step, done=done))
 

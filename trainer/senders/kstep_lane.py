@@ -35,6 +35,7 @@ from trainer.senders.writes import WritesBetween
 from transpiler.plan.plan import Lane
 
 if TYPE_CHECKING:
+    from trainer.senders.change_feed import ChangeFeed
     from trainer.senders.kstep_rows import GeoRows
 
 log = logging.getLogger(__name__)
@@ -385,7 +386,7 @@ class GeoSender(KStepSender):
             tables,
             steps,
             leases=leases,
-            feeds={name: rows.feed for name, rows in self.tables.items() if rows.feed is not None},
+            feeds=self._feeds,
         )
         self._refused |= reply.refused
         if reply.refused and reply.outliers:
@@ -393,6 +394,11 @@ class GeoSender(KStepSender):
             self._refused_outliers += 1
         self._staged.put(values, values, number)
         return reply
+
+    @property
+    def _feeds(self) -> dict[str, ChangeFeed]:
+        """What servers tell of changes by others, by table."""
+        return {name: rows.feed for name, rows in self.tables.items() if rows.feed is not None}
 
     def _send_in_order(self) -> None:
         while (message := self._messages.get()) is not None:
@@ -459,9 +465,9 @@ class GeoSender(KStepSender):
         else:
             self._drain_whole()
             self.writes.note()
+        if feeds := self._feeds:
+            self._pipeline.ask_changes(feeds)
         self._tell_tables()
-        for rows in self.tables.values():
-            rows.ask_again()
 
     def _drain_whole(self) -> None:
         self._drain_to(0)

@@ -11,7 +11,7 @@ includes.  Optimizer states stay with the trainer.
 The answers to messages tell the rows that other trainers have changed: their y is stale.  Where
 they do not, as the table's rows also change by other ways (admission, eviction, rounding), every y
 is stale when a window begins: see [Note: changes by others] in pserver/table/changes.py.  A flush
-makes every y stale, too.  As long as
+asks for what others have changed until then.  As long as
 all changes since the table was empty have been told, a row that nobody has changed is not asked for
 at all.
 
@@ -120,7 +120,6 @@ class GeoRows:
         self.feed = ChangeFeed(plan.servers) if tells else None
         self._others = Index()  # ids that others have changed, and that have no y
         self._whole = tells  # nothing was dropped of them
-        self._current = False  # an answer has come since the last flush
         self._stepped = True  # since the last :meth:`note_moved`
         self._trained: list[Array] = []  # slots, step by step, each once in this window
         self._counted: list[RowGradient] = []  # statistics, step by step, of this window
@@ -169,8 +168,7 @@ class GeoRows:
         Returns:
             The places of the others.
         """
-        whole = self.feed is not None and self.feed.whole and self._whole and self._current
-        if not whole or not len(stale):
+        if self.feed is None or not (self.feed.whole and self._whole) or not len(stale):
             return stale
         new = ~self._copies.known(slots[stale])
         new &= self._others.locate(ids[stale])[0] < 0
@@ -214,7 +212,6 @@ class GeoRows:
     def take_changes(self) -> None:
         """Takes what answers tell of changes by others."""
         for ids in self.feed.take() if self.feed is not None else ():
-            self._current = True
             if ids is None:
                 self._copies.mark_all_stale()
                 continue
@@ -222,13 +219,6 @@ class GeoRows:
             known = self._copies.known(slots)
             self._copies.mark_stale(slots[known])
             self._keep_others(ids[~known])
-
-    def ask_again(self) -> None:
-        """Makes every row be asked for once more, after a flush: the script wants to see what
-        others have changed until now.
-        """
-        self._current = False
-        self._copies.mark_all_stale()
 
     def _keep_others(self, ids: Array) -> None:
         """Keeps ids without a y that others have changed, while that is of use."""

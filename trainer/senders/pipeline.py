@@ -614,6 +614,17 @@ class RequestPipeline:
             versions = {server: reply.result().version for server, reply in replies.items()}
             return Pulled(self._values, self.step, versions)
 
+    def ask_changes(self, feeds: Mapping[str, ChangeFeed]) -> None:
+        """Fetches what other trainers have changed of rows, by table."""
+        with self.turn:
+            replies = [
+                channel.changes({name: feed.position(server) for name, feed in feeds.items()})
+                for server, channel in enumerate(self._channels)
+            ]
+            first_of(replies)
+            for server, each in enumerate(replies):
+                put_all(feeds, server, each.result().changes, refused=False)
+
     def checksums(self, names: Collection[str]) -> dict[str, int]:
         """Fetches the checksums of slices."""
         with self.turn:

@@ -104,17 +104,17 @@ def test_one_trainer_has_the_same_bits_and_asks_for_nothing(
     assert counts[0] == 0 < counts[1]
 
 
-def test_a_flush_makes_every_row_be_asked_for(join: Callable[..., Trainer]) -> None:
-    """Whoever flushes sees what others have changed until then."""
-    one, other = join(1, 0, 2), join(1, 1, 2)
+def test_a_flush_tells_what_others_have_changed(join: Callable[..., Trainer]) -> None:
+    """Until then, without a message of its own; of rows that it does not know, too."""
+    one, other = join(2, 0, 2), join(2, 1, 2)
     window(one, [1, 2])
     window(other, [2, 3])
-    window(one, [1])
-    one.optimizer.flush()
     before = asked(one)
-    with torch.no_grad():
-        one.model.emb(torch.tensor([1, 2, 3, 4]))
-    assert asked(one) - before == 4
+    assert one.model.row(2) == 1.0 and asked(one) == before  # it is not told yet
+    one.optimizer.flush()
+    # row 2: x = 1 + (z - y), where z has half of the other's change
+    assert [one.model.row(each) for each in (1, 2, 3, 9)] == [1.0, 1.5, 0.5, 0.0]
+    assert asked(one) == before + 2
 
 
 # ---- several ----

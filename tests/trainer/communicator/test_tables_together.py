@@ -231,10 +231,12 @@ def test_geo_adds_what_rows_changed_by_divided_by_the_trainers(join: Any) -> Non
     one.optimizer.flush()
     other.add([7], 4.0)  # x = y = z = 1, then x = 5: 2 leaves; y = 3, z = 3
     other.optimizer.flush()
+    one.optimizer.flush()  # is told of row 7
     assert one.model.row(7) == 4.0  # x = 2 + (z - y) = 2 + (3 - 1), y = 3
     one.add([7, 8], 2.0)  # x = 6: 1.5 leaves; z = 4.5; row 8: x = 2, z = 1
     one.optimizer.flush()
 
+    other.optimizer.flush()
     assert [other.model.row(7), other.model.row(8)] == [6.5, 1.0]  # x = 5 + (4.5 - 3)
     assert one.job.communicator.lookups.pull("emb", torch.tensor([7, 8]))[:, 0].tolist() == [
         4.5,
