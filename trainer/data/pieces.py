@@ -415,17 +415,18 @@ def blocks_of(piece: Piece, most: int = BLOCK_BYTES) -> Iterator[bytes]:
                 _check_end(left)
                 break
             left = None if left is None else left - len(block)
-            text = rest + block
-            if left == 0 and not text.endswith(b"\n"):
-                text += _line_rest(file, piece)
+            if left == 0 and not block.endswith(b"\n"):
+                block += _line_rest(file, piece)
+            cut = block.rfind(b"\n") + 1
+            # one copy, not two: they take as long as a part of the parsing
+            text = b"".join((rest, memoryview(block)[: cut or None]))
             if at_begin and (len(text) >= len(BOM) or not BOM.startswith(text)):
                 text, at_begin = text.removeprefix(BOM), False
-            cut = text.rfind(b"\n") + 1
-            if len(text) - cut > LONGEST_LINE:
+            rest = block[cut:] if cut else text
+            if len(rest) > LONGEST_LINE:
                 raise _endless(piece)
             if cut:
-                yield text[:cut] if cut < len(text) else text
-            rest = text[cut:]
+                yield text
         if rest:
             yield rest + (b"" if rest.endswith(b"\n") else _line_rest(file, piece))
 
