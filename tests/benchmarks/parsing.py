@@ -17,8 +17,10 @@ from trainer.data.arrow import CsvLines
 from trainer.data.formats import CriteoLines, Format, in_parallel
 from trainer.data.pieces import Slot
 
-LINES, THREADS = 200_000, 2
-SETTING = f"{LINES} lines of one file in memory's cache, about 44 MB; {THREADS} threads each"
+LINES, COPIES, THREADS = 200_000, 4, 2  # a file has so many lines so often: many pieces of 16 MB
+SETTING = (
+    f"{COPIES * LINES} lines of one file in memory's cache, about 180 MB; {THREADS} threads each"
+)
 ARROW = Promise("data/criteo text", "pyarrow's CSV reader", 0.7, setting=SETTING)
 LOOPS = Promise(
     "data/criteo text, one thread", "csv and loops", 5, setting="20000 lines of one file; 1 thread"
@@ -27,8 +29,8 @@ STRINGS = Promise(
     "data/tsv with strings",
     "pyarrow's CSV reader",
     0.8,
-    setting=f"{LINES} lines of one file in memory's cache, about 52 MB: a label, 13 numbers and 26 "
-    f"strings, which become ids here and stay strings there; {THREADS} threads each",
+    setting=f"{COPIES * LINES} lines of one file in memory's cache, about 150 MB: a label, 13 "
+    f"numbers and 26 strings, which become ids here and stay strings there; {THREADS} threads each",
 )
 PROMISES = (ARROW, LOOPS, STRINGS)
 DIGITS = 16
@@ -38,11 +40,11 @@ def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]
     """The rows that are wanted."""
     with tempfile.TemporaryDirectory() as folder:
         if ARROW in wanted:
-            path = _written(Path(folder) / "many", 2000 if tiny else LINES)
+            path = _repeated(_written(Path(folder) / "many", 2000 if tiny else LINES))
             calls = {"ours": _ours(path, THREADS), "pyarrow": _arrow(path)}
             yield from _row(ARROW, "pyarrow", calls, runs)
         if STRINGS in wanted:
-            path = _written(Path(folder) / "words", 2000 if tiny else LINES, _word)
+            path = _repeated(_written(Path(folder) / "words", 2000 if tiny else LINES, _word))
             calls = {"ours": _ours(path, THREADS, _words()), "pyarrow": _arrow(path, '"')}
             yield from _row(STRINGS, "pyarrow", calls, runs)
         if LOOPS in wanted:
@@ -77,6 +79,11 @@ def _written(path: Path, lines: int, category: Callable[[random.Random], str] = 
             fields += [category(rng) for _ in range(26)]
             kept = [field if rng.random() > 0.2 else "" for field in fields]
             print(rng.choice("01"), *kept, sep="\t", file=file)
+    return path
+
+
+def _repeated(path: Path) -> Path:
+    path.write_bytes(path.read_bytes() * COPIES)
     return path
 
 
