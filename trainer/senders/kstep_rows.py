@@ -227,7 +227,7 @@ class GeoRows:
         if self.feed.whole and self._whole:
             new = ids[self._others.locate(ids)[0] < 0]
             self._others.insert(np.ascontiguousarray(new), 0, 0)
-        else:
+        elif len(self._others):
             self._others.clear()
 
     # ---- whole tables ----

@@ -16,6 +16,7 @@ import torch
 from pserver.table import changes
 from tests.support.table_trainers import Net, Servers, Trainer
 from trainer import CountFilterEntry, Uniform, fleet
+from trainer.senders import kstep_rows
 from transpiler.plan.plan import Plan
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -298,3 +299,24 @@ def test_the_switch_stands_in_the_fingerprint(join: Callable[..., Trainer]) -> N
     (on, one), (off, other) = manifest(True), manifest(False)
     assert on.lanes[0].row_invalidation and not off.lanes[0].row_invalidation
     assert one != other
+
+
+def test_ids_of_others_are_kept_up_to_a_number(
+    join: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With more of them a row that this trainer does not know is asked for, whoever changed it."""
+    monkeypatch.setattr(kstep_rows, "MOST_OTHERS", 3)
+    one, other = join(1, 0, 2), join(1, 1, 2)
+    window(one, [1])
+    window(other, [2, 3])
+    window(one, [1])
+    before = asked(one)
+    assert [one.model.row(each) for each in (2, 9)] == [0.5, 0.0]
+    assert asked(one) == before + 1
+    window(other, [4, 5, 6, 7])
+    window(one, [1])
+    assert [one.model.row(each) for each in (4, 8)] == [0.5, 0.0]
+    assert asked(one) == before + 3
+    window(other, [4])
+    window(one, [1])
+    assert one.model.row(4) == 1.25  # z = 0.5 + (2 - 0.5) / 2
