@@ -491,6 +491,8 @@ class GeoSender(KStepSender):
             self._slices.write(name, value)
         self._slices.flush_buffers()
         self._buffers.give_back(values)
+        for rows in self.tables.values():
+            rows.end_feed()
 
     def stop(self) -> None:
         """See :class:`LaneSender`."""

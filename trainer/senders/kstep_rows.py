@@ -220,6 +220,11 @@ class GeoRows:
             self._copies.mark_stale(slots[known])
             self._keep_others(ids[~known])
 
+    def end_feed(self) -> None:
+        """Makes every row stale, as no answer tells of changes any more."""
+        self._whole = False
+        self._copies.mark_all_stale()
+
     def _keep_others(self, ids: Array) -> None:
         """Keeps ids without a y that others have changed, while that is of use."""
         assert self.feed is not None, "an answer tells them"
