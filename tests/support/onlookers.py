@@ -38,13 +38,16 @@ class Looking:
         """The class."""
         return getattr(importlib.import_module(self.module), self.cls)
 
-    def fail(self, patch: pytest.MonkeyPatch, error: BaseException) -> None:
-        """From now on it raises, inside of its decorator."""
+    def fail(
+        self, patch: pytest.MonkeyPatch, error: BaseException, of: type[Any] | None = None
+    ) -> None:
+        """From now on it raises, inside of its decorator; of this class, where one is given."""
 
         def raising(*_: Any, **__: Any) -> None:
             raise error
 
-        patch.setattr(self.owner, self.method, vars(self.owner)[self.method].decorate(raising))
+        looks = vars(self.owner)[self.method].decorate(raising)
+        patch.setattr(of or self.owner, self.method, looks, raising=of is None)
 
 
 @cache

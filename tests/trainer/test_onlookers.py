@@ -77,7 +77,7 @@ def test_an_error_is_one_warning_and_it_is_off(
     """It says what it was and what has failed; from there on it is not called any more."""
     looks = bare(each.owner)
     looks._action, looks._lane = "apply", _Lane()  # of judges, which only look then
-    each.fail(monkeypatch, Failed("a full disk"))
+    each.fail(monkeypatch, Failed("a full disk"), type(looks))  # not of threads of other tests
     for _ in range(3):
         getattr(looks, each.method)()
     (text,) = said(caplog)
@@ -103,7 +103,7 @@ def test_an_end_that_is_asked_for_rises(
 ) -> None:
     """A signal's handler, or the script, ends the process also from inside of an onlooker."""
     looks = bare(each.owner)
-    each.fail(monkeypatch, error())
+    each.fail(monkeypatch, error(), type(looks))
     with pytest.raises(error):
         getattr(looks, each.method)()
 
