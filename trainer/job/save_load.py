@@ -311,6 +311,8 @@ def load_arrays(
         found = None
         if first and not resumed:
             found = _Weights.of(job, arrays, names or {}, transpose, tables, steps, strict)
+        if first and arrays is None and tables is None:
+            raise ValueError("expected arrays of parameters, or tables= with rows, got neither")
     with keeping_told(job.communicator):
         with jointly(optimizer, "fleet.load_arrays", "arrays loaded"):
             if found is not None:

@@ -355,8 +355,15 @@ def shard(
         An iterable of batches; each iteration is a pass.
 
     Raises:
+        TypeError: the loader is no iterable.
         ValueError: the sampler gives one rank's part only, and is not torch's DistributedSampler.
     """
+    iterable = hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
+    if not iterable or isinstance(loader, type):
+        raise TypeError(
+            "fleet.shard: expected a DataLoader or another iterable of batches, got "
+            f"{type(loader).__name__} {loader!r}"
+        )
     sampler = _sampler_of(loader) if _knows_its_samples(loader) else None
     if divides(sampler):
         refuse_parts(sampler)

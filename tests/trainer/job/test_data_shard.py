@@ -178,6 +178,14 @@ def test_an_iterable_data_set_is_dealt_out_batch_by_batch() -> None:
     ]
 
 
+@pytest.mark.parametrize("trainers", [1, 2])
+@pytest.mark.parametrize("given", [None, 5, Numbers])
+def test_what_is_no_iterable_is_refused(given: Any, trainers: int) -> None:
+    """Also where one trainer has all data, and gets the loader as it is."""
+    with pytest.raises(TypeError, match="expected a DataLoader or another iterable of batches"):
+        shard(given, trainers, 0)
+
+
 def test_any_iterable_of_batches_will_do() -> None:
     """A list, or a generator, without torch's DataLoader."""
     batches = [torch.full((2,), number) for number in range(7)]

@@ -267,6 +267,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"arrays": "dense.pdparams"}, "dense.pdparams: expected NAME.npz or NAME.safetensors"),
     ({"arrays": "torn.npz"}, "torn.npz: expected arrays, npz, got a file that cannot be read"),
     ({"arrays": None}, "names, transpose: expected arrays with them, got none"),
+    ({"arrays": None, "names": None, "transpose": ()}, "expected arrays of parameters, or tables="),
     ({"strict": 1}, "strict: expected True or False"),
     ({"tables": {"emb": []}}, "tables: expected tables among rows, got 'emb'"),
     ({"tables": {}}, "table 'rows': expected rows, got none; strict=False keeps its rows"),
