@@ -28,6 +28,8 @@ from transpiler.ir.tables import Table
 from transpiler.plan.plan import Lane
 
 KEPT = 2**20  # ids that are kept for each table
+MESSAGES = 2**14  # and messages: one of few ids takes more than these
+OVERHEAD = 256  # bytes of a message besides its ids
 MOST = 2**17  # ids of a table that one answer has
 
 
@@ -79,10 +81,12 @@ class RowChanges:
 
     def note(self, process: Hashable, ids: Array) -> None:
         """Notes a message that was added, of a trainer's process: int64[u], which are copied."""
+        if not len(ids):
+            return
         self._messages.append((process, ids.copy()))
         self._size += len(ids)
         self._position += 1
-        while self._size > self._kept:
+        while self._size > self._kept or len(self._messages) > MESSAGES:
             self._size -= len(self._messages.popleft()[1])
             self._whole = False
 
@@ -114,8 +118,8 @@ class RowChanges:
 
     @property
     def bytes_held(self) -> int:
-        """Memory of the kept ids."""
-        return self._size * 8
+        """Memory of the kept messages."""
+        return self._size * 8 + len(self._messages) * OVERHEAD
 
 
 def _origin() -> int:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pserver.table.changes import RowChanges, TableChanges
+from pserver.table.changes import MESSAGES, OVERHEAD, RowChanges, TableChanges
 
 NAMES = ("one", "other", "third")
 
@@ -68,7 +68,21 @@ def test_ids_that_are_not_kept_or_too_many_are_not_told() -> None:
     assert told(changes.since("other", begin)) is None  # the first message is not kept
     assert told(changes.since("one", 0)) is None
     assert told(changes.since("other", begin + 1)) == [4, 5]
-    assert changes.bytes_held == 16
+    assert changes.bytes_held == 16 + OVERHEAD
+
+
+def test_small_messages_take_a_bounded_memory() -> None:
+    """Those of few ids are kept up to a number, and those of none are not kept."""
+    changes = RowChanges()
+    begin = changes.since("other", 0).position
+    for _ in range(3):
+        changes.note("one", ids())
+    assert changes.bytes_held == 0 and told(changes.since("other", begin)) == []
+    for number in range(MESSAGES + 10):
+        changes.note("one", ids(number % 5))
+    assert changes.bytes_held == MESSAGES * (8 + OVERHEAD)
+    assert told(changes.since("other", begin)) is None
+    assert told(changes.since("other", begin + 10)) == [0, 1, 2, 3, 4]
 
 
 @given(
