@@ -377,7 +377,7 @@ class Round:
 
 
 class RememberedMeetings:
-    """What trainers' meetings have led to; and beside that the barriers at which trainers wait,
+    """The results of trainers' meetings; and beside them the barriers at which trainers wait,
     which no file has.
 
     Args:

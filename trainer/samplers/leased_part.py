@@ -1,4 +1,4 @@
-"""What leases deal out to this trainer of one pass.
+"""The part of one pass that leases deal out to this trainer.
 
 A lease has the samples of many steps; a thread asks for the next one before the last one is used
 up.

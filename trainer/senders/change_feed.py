@@ -14,7 +14,7 @@ from pserver.client.replies import ChangedRows
 
 
 class ChangeFeed:
-    """What the answers to a lane's messages tell of one table.
+    """The changes of one table's rows by others, as answers to a lane's messages tell them.
 
     The lane's thread sends positions and puts answers; the script's thread takes them.
 

@@ -397,7 +397,7 @@ class GeoSender(KStepSender):
 
     @property
     def _feeds(self) -> dict[str, ChangeFeed]:
-        """What servers tell of changes by others, by table."""
+        """The feeds of changes by other trainers, by table."""
         return {name: rows.feed for name, rows in self.tables.items() if rows.feed is not None}
 
     def _send_in_order(self) -> None:

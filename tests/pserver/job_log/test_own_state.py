@@ -1,4 +1,4 @@
-"""What server 0 alone remembers follows from its entries: in any job, from any moment on."""
+"""Server 0's own state follows from its entries: in any job, from any moment on."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def plain(state: OwnState) -> list[bytes]:
 
 
 class OwnJob(RuleBasedStateMachine):
-    """What trainers do of which server 0 alone has notes."""
+    """Trainers' actions of which server 0 alone has notes."""
 
     def __init__(self) -> None:
         super().__init__()

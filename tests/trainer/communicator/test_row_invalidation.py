@@ -287,7 +287,7 @@ def test_tables_that_change_by_themselves_ask_in_every_window(
 
 
 def test_the_switch_stands_in_the_fingerprint(join: Callable[..., Trainer]) -> None:
-    """Where it is not as usual: trainers of one job agree on it."""
+    """Trainers of one job agree on it: a plan without it has another fingerprint."""
 
     def manifest(told: bool) -> tuple[Plan, str]:
         one = join(1, 0, 1, row_invalidation=told)

@@ -83,7 +83,7 @@ OWN: Any = {"passes": NOTHING.plain(), "random": {"torch": ""}}
 def test_checkpoints_of_earlier_versions_have_less(
     meta: dict[str, Any], expected: Position
 ) -> None:
-    """What is missing is nothing."""
+    """A missing part reads as an empty one."""
     found = Position.from_meta(meta)
 
     assert found == expected
