@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from pserver.service import tensors
 from pserver.table import changes
-from tests.support.table_trainers import Net, Servers, Trainer
-from trainer import CountFilterEntry, Uniform, fleet
+from tests.support.table_trainers import DIM, Net, Servers, Trainer
+from trainer import Constant, CountFilterEntry, DistributedEmbedding, Uniform, fleet
 from trainer.senders import kstep_rows
 from transpiler.plan.plan import Plan
 
@@ -234,6 +235,38 @@ def test_where_too_much_has_changed_every_row_is_asked_for(
     before = asked(one)
     window(one, [1, 2])
     assert asked(one) == before
+
+
+class Two(Net):
+    """Two tables, of the same ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = DistributedEmbedding(DIM, init=Constant(0.0))
+
+    def add(self, ids: list[int], *change: Any, **statistics: Any) -> None:
+        """See :class:`Net`."""
+        super().add(ids, *change, **statistics)
+        (-change[0] * self.more(torch.tensor(ids)).sum()).backward()
+
+
+def test_an_answer_has_room_for_the_ids_of_some_tables(
+    join: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the others any row may have changed: an answer's header is bounded."""
+    monkeypatch.setattr(tensors, "MOST_CHANGED", 3)
+    one, other = join(1, 0, 2, Two()), join(1, 1, 2, Two())
+    window(one, [1, 2])
+    window(other, [2, 3])
+    window(one, [1])
+    before = asked(one)
+    window(one, [1])
+    assert asked(one) == before + 1  # of one table, not of both
+    with torch.no_grad():
+        rows = [
+            table(torch.tensor([1, 2]))[:, 0].tolist() for table in (one.model.emb, one.model.more)
+        ]
+    assert rows[0] == rows[1]
 
 
 def test_a_load_makes_every_row_be_asked_for(join: Callable[..., Trainer]) -> None:
