@@ -33,9 +33,9 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -94,25 +94,83 @@ class AheadTable(Protocol):
         """The ids for which the table would ask servers now."""
 
 
+K = TypeVar("K", bound=Hashable)
+
+
 @dataclass(frozen=True, slots=True)
-class InputPart:
-    """A part of an input of a module's forward.
+class IdsByTable(Generic[K]):
+    """The ids of several lookups, of which some may be of one table.
 
     Attributes:
-        module: whose input.
-        input: its number among the tensors that the forward got.
-        dim: that it is cut out of; None: the whole input.
+        ids: by table, int64 [u], each once.
+        tables: by lookup.
+        places: of a lookup's ids among its table's, where that has several lookups.
+    """
+
+    ids: dict[str, Tensor]
+    tables: dict[K, str]
+    places: dict[K, Tensor]
+
+    @classmethod
+    def of(cls, asked: Mapping[K, tuple[AheadTable, Tensor]]) -> IdsByTable[K]:
+        """Those of each lookup, unique on the CPU."""
+        from pserver.table.ids import unique  # imports numba
+
+        tables = {key: str(table.known_as) for key, (table, _) in asked.items()}
+        of_table: dict[str, list[K]] = {}
+        for key, name in tables.items():
+            of_table.setdefault(name, []).append(key)
+        ids, places = dict[str, Tensor](), dict[K, Tensor]()
+        for name, keys in of_table.items():
+            ids[name] = asked[keys[0]][1]
+            if len(keys) > 1:
+                every = [asked[key][1] for key in keys]
+                found, inverse = unique(torch.cat(every).numpy())
+                ids[name] = torch.from_numpy(found)
+                parts = torch.split(torch.from_numpy(inverse), [len(each) for each in every])
+                places.update(zip(keys, parts, strict=True))
+        return cls(ids, tables, places)
+
+    def rows_of(self, key: K, rows: Mapping[str, Tensor]) -> Tensor:
+        """A lookup's rows, among those of all tables."""
+        found = rows[self.tables[key]]
+        return found[self.places[key]] if key in self.places else found
+
+
+class LookupsAhead(Protocol):
+    """The lookups of coming steps, made ahead: see trainer/senders/look_ahead.py."""
+
+    def claim(self, table: AheadTable, given: Tensor) -> JoinedLookup | None:
+        """The lookup that a table makes now, with its rows; None: it was not announced.
+
+        Args:
+            given: int64 of any shape, the ids that its forward got.
+        """
+
+    def changed(self) -> None:
+        """Notes that rows change: a step is taken, or tables shrink."""
+
+    def withdraw(self) -> None:
+        """Forgets what was announced, as rows were replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputPart:
+    """A part of one of some tensors: of a module's inputs, or of a batch.
+
+    Attributes:
+        input: the number of the tensor among them.
+        dim: that it is cut out of; None: the whole tensor.
         begin, size: in that dimension.
     """
 
-    module: nn.Module
     input: int
     dim: int | None = None
     begin: int = 0
     size: int = 0
 
     def of(self, inputs: list[Tensor]) -> Tensor | None:
-        """The part, int64 on the CPU, of these inputs; None: they have none."""
+        """The part, int64 on the CPU, of these tensors; None: they have none."""
         if self.input >= len(inputs):
             return None
         whole = inputs[self.input]
@@ -133,7 +191,7 @@ class _Forwards(threading.local):
         inputs: of each module whose forward is running, the outermost first.
         counts: lookups of each table in the outermost forward so far.
         ahead: lookups that were asked for ahead in it, and not yet taken.
-        drops: calls of :meth:`LookAhead.drop` before that.
+        drops: calls of :meth:`JoinedLookups.drop` before that.
         parts: the parts that had the ids of a call, in every forward so far.
         given: the ids of the forward's calls so far, int64 [n] on the CPU.
         leaders: of a call without parts, an earlier one whose ids it had, in every forward so far.
@@ -145,13 +203,13 @@ class _Forwards(threading.local):
         self.counts: dict[AheadTable, int] = defaultdict(int)
         self.ahead: dict[Call, JoinedLookup] = {}
         self.drops = 0
-        self.parts: dict[Call, list[InputPart]] = {}
+        self.parts: dict[Call, list[tuple[nn.Module, InputPart]]] = {}
         self.given: dict[Call, Tensor] = {}
         self.leaders: dict[Call, Call] = {}
         self.searches: dict[Call, int] = defaultdict(int)
 
 
-class LookAhead:
+class JoinedLookups:
     """Joint requests for the rows of several tables.  See [Note: one request a forward].
 
     Any thread may run forwards.
@@ -188,7 +246,7 @@ class LookAhead:
             now.counts.clear()
             now.ahead.clear()
             now.given.clear()
-        now.inputs[module] = [leaf for leaf in tree_leaves(arguments) if _may_have_ids(leaf)]
+        now.inputs[module] = tensors_of(arguments)
 
     @torch._disable_dynamo  # type: ignore[attr-defined]
     def end(self, module: nn.Module) -> None:
@@ -260,42 +318,24 @@ class LookAhead:
             lookups[first] = first[0].lookup_of(given)
         for call in coming:
             if (parts := now.parts.get(call)) is not None:
-                inputs = now.inputs.get(parts[0].module)
-                part = None if inputs is None else parts[0].of(inputs)
+                module, first_part = parts[0]
+                inputs = now.inputs.get(module)
+                part = None if inputs is None else first_part.of(inputs)
                 lookups[call] = None if part is None else call[0].lookup_of(part)
             elif (led := lookups.get(now.leaders[call])) is not None:
                 lookups[call] = call[0].lookup_of(led.given, led)
         return {call: lookup for call, lookup in lookups.items() if lookup is not None}
 
     def _rows(self, asked: Mapping[Call, Tensor]) -> dict[Call, Tensor]:
-        """The rows of these ids, by call; several calls of one table ask for an id once."""
-        from pserver.table.ids import unique  # imports numba
-
-        by_table: dict[str, list[Call]] = {}
-        for call in asked:
-            by_table.setdefault(str(call[0].known_as), []).append(call)
-        ids: dict[str, Tensor] = {}
-        places: dict[Call, Tensor] = {}
-        for name, calls in by_table.items():
-            ids[name] = asked[calls[0]]
-            if len(calls) > 1:
-                every = torch.cat([asked[call] for call in calls])
-                found, inverse = unique(every.numpy())
-                ids[name] = torch.from_numpy(found)
-                sizes = [len(asked[call]) for call in calls]
-                places.update(
-                    zip(calls, torch.split(torch.from_numpy(inverse), sizes), strict=True)
-                )
+        """The rows of these ids, by call."""
+        ids = IdsByTable.of({call: (call[0], each) for call, each in asked.items()})
         try:
-            rows = self._pull_all(ids) if ids else {}
+            rows = self._pull_all(ids.ids) if ids.ids else {}
         except PServerError as error:
-            error.add_note(f"looking up {sum(map(len, ids.values()))} rows of {len(ids)} tables")
+            count, tables = sum(map(len, ids.ids.values())), len(ids.ids)
+            error.add_note(f"looking up {count} rows of {tables} tables")
             raise
-        return {
-            call: rows[name][places[call]] if call in places else rows[name]
-            for name, calls in by_table.items()
-            for call in calls
-        }
+        return {call: ids.rows_of(call, rows) for call in asked}
 
     # ---- parts ----
 
@@ -305,46 +345,59 @@ class LookAhead:
         """
         now = self._forwards
         known, leader = now.parts.pop(call, []), now.leaders.pop(call, None)
-        fitting = [part for part in known if _is(part.of(now.inputs.get(part.module, [])), given)]
-        if leader is not None and not _is(now.given.get(leader), given):
+        fitting = [
+            (module, part)
+            for module, part in known
+            if is_same(part.of(now.inputs.get(module, [])), given)
+        ]
+        if leader is not None and not is_same(now.given.get(leader), given):
             leader = None
         if not fitting and leader is None and len(given):
             now.searches[call] += 1
             if now.searches[call] & (now.searches[call] - 1) == 0:  # the 1st, 2nd, 4th, ... time
-                fitting = list(_parts_with(now.inputs, given))
+                fitting = [
+                    (module, part)
+                    for module, inputs in now.inputs.items()
+                    for part in parts_with(inputs, given)
+                ]
                 others = (other for other in now.given if other != call)
-                leader = next((other for other in others if _is(now.given[other], given)), None)
+                leader = next((other for other in others if is_same(now.given[other], given)), None)
         if fitting:
             now.parts[call] = fitting
         elif leader is not None:
             now.leaders[call] = leader
 
 
+def tensors_of(arguments: Any) -> list[Tensor]:
+    """The tensors that may have ids, among nested arguments or in a batch."""
+    return [leaf for leaf in tree_leaves(arguments) if _may_have_ids(leaf)]
+
+
 def _may_have_ids(leaf: Any) -> bool:
-    """Whether an argument is a tensor of numbers."""
+    """Whether a leaf is a tensor of numbers."""
     if not isinstance(leaf, Tensor) or leaf.layout is not torch.strided:
         return False
     return leaf.numel() > 0 and leaf.dtype is not torch.bool and not leaf.is_complex()
 
 
-def _is(part: Tensor | None, given: Tensor) -> bool:
+def is_same(part: Tensor | None, given: Tensor) -> bool:
+    """Whether a part has these ids, int64 [n]."""
     return part is not None and torch.equal(part.reshape(-1), given)
 
 
-def _parts_with(inputs: Mapping[nn.Module, list[Tensor]], given: Tensor) -> Iterator[InputPart]:
-    """The parts of these inputs that are these ids, int64 [n]."""
-    for module, tensors in inputs.items():
-        for number, tensor in enumerate(tensors):
-            for part in _cuts(module, number, tensor, given):
-                if _is(part.of(tensors), given):
-                    yield part
+def parts_with(tensors: list[Tensor], given: Tensor) -> Iterator[InputPart]:
+    """The parts of these tensors that are these ids, int64 [n]."""
+    for number, tensor in enumerate(tensors):
+        for part in _cuts(number, tensor, given):
+            if is_same(part.of(tensors), given):
+                yield part
 
 
-def _cuts(module: nn.Module, number: int, tensor: Tensor, given: Tensor) -> Iterator[InputPart]:
+def _cuts(number: int, tensor: Tensor, given: Tensor) -> Iterator[InputPart]:
     """The whole tensor, or its parts with the same number of elements and the same first one."""
     count = len(given)
     if tensor.numel() == count:
-        yield InputPart(module, number)
+        yield InputPart(number)
         return
     for dim in reversed(range(tensor.dim())):
         length = tensor.shape[dim]
@@ -352,4 +405,4 @@ def _cuts(module: nn.Module, number: int, tensor: Tensor, given: Tensor) -> Iter
         if rest == 0 and 0 < size < length:
             line = tensor.movedim(dim, 0).reshape(length, -1)[: length - size + 1, 0]
             begins = (line.to("cpu", torch.int64) == given[0]).nonzero()
-            yield from (InputPart(module, number, dim, int(begin), size) for begin in begins)
+            yield from (InputPart(number, dim, int(begin), size) for begin in begins)

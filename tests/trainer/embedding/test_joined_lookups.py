@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer import DistributedEmbedding, fleet
-from trainer.embedding.joined_lookups import LookAhead
+from trainer.embedding.joined_lookups import JoinedLookups
 from trainer.embedding.rows import Arrived
 from transpiler import DistributedStrategy
 
@@ -59,11 +59,11 @@ class Model(nn.Module):
         self.tables = nn.ModuleList(
             DistributedEmbedding(DIM, name=str(number), **settings) for number in range(TABLES)
         )
-        self.look_ahead = LookAhead(self.servers.pull_all)
+        self.joined = JoinedLookups(self.servers.pull_all)
         for number, table in enumerate(self.tables):
-            table.settings.known_as, table.look_ahead = str(number), self.look_ahead
+            table.settings.known_as, table.joined = str(number), self.joined
             table.connect(Source(self.servers, str(number)))
-        self.look_ahead.watch(self)
+        self.joined.watch(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> list[Tensor]:
         return self.forward_of(self, *args, **kwargs)
@@ -239,7 +239,7 @@ def test_an_inner_module_that_is_given_the_ids_counts_too() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.inner = Model(columns)
-            self.inner.look_ahead.watch(self)
+            self.inner.joined.watch(self)
 
         def forward(self, x: Tensor) -> list[Tensor]:
             return self.inner(x * 3 % 7)
