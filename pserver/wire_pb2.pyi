@@ -47,6 +47,7 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SCAN: _ClassVar[Kind]
     ASSIGN: _ClassVar[Kind]
     CHECKSUM: _ClassVar[Kind]
+    REFRESH: _ClassVar[Kind]
     STAGED: _ClassVar[Kind]
     RECORD: _ClassVar[Kind]
 MEET_ALL: MeetMode
@@ -80,6 +81,7 @@ LOOKUP: Kind
 SCAN: Kind
 ASSIGN: Kind
 CHECKSUM: Kind
+REFRESH: Kind
 STAGED: Kind
 RECORD: Kind
 
@@ -724,7 +726,7 @@ class TableStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ..., bytes_held: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class TrainerStatus(_message.Message):
-    __slots__ = ("trainer_id", "state", "step", "transport", "silence_seconds", "activity", "report", "compute_seconds", "behind", "kept_seconds", "counts")
+    __slots__ = ("trainer_id", "state", "step", "transport", "silence_seconds", "activity", "report", "compute_seconds", "behind", "kept_seconds", "counts", "kept_lookup_bytes")
     class CountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -743,6 +745,7 @@ class TrainerStatus(_message.Message):
     BEHIND_FIELD_NUMBER: _ClassVar[int]
     KEPT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_LOOKUP_BYTES_FIELD_NUMBER: _ClassVar[int]
     trainer_id: int
     state: str
     step: int
@@ -754,7 +757,8 @@ class TrainerStatus(_message.Message):
     behind: float
     kept_seconds: float
     counts: _containers.ScalarMap[str, int]
-    def __init__(self, trainer_id: _Optional[int] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., transport: _Optional[str] = ..., silence_seconds: _Optional[float] = ..., activity: _Optional[str] = ..., report: _Optional[_Union[TrainerReport, _Mapping]] = ..., compute_seconds: _Optional[float] = ..., behind: _Optional[float] = ..., kept_seconds: _Optional[float] = ..., counts: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    kept_lookup_bytes: int
+    def __init__(self, trainer_id: _Optional[int] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., transport: _Optional[str] = ..., silence_seconds: _Optional[float] = ..., activity: _Optional[str] = ..., report: _Optional[_Union[TrainerReport, _Mapping]] = ..., compute_seconds: _Optional[float] = ..., behind: _Optional[float] = ..., kept_seconds: _Optional[float] = ..., counts: _Optional[_Mapping[str, int]] = ..., kept_lookup_bytes: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ()
@@ -959,7 +963,14 @@ class FollowReply(_message.Message):
     def __init__(self, ready: _Optional[bool] = ..., session: _Optional[str] = ..., transport: _Optional[str] = ..., data_port: _Optional[int] = ..., heartbeat_timeout_seconds: _Optional[float] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("kind", "step", "parts", "hello", "commit", "done", "failure", "norms", "sequence", "scan", "request", "payload", "log", "log_first", "log_heard")
+    __slots__ = ("kind", "step", "parts", "hello", "commit", "done", "failure", "norms", "sequence", "scan", "request", "lookup", "after", "payload", "log", "log_first", "log_heard")
+    class AfterEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     KIND_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
@@ -971,6 +982,8 @@ class Frame(_message.Message):
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SCAN_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
+    LOOKUP_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
     LOG_FIRST_FIELD_NUMBER: _ClassVar[int]
@@ -986,11 +999,13 @@ class Frame(_message.Message):
     sequence: int
     scan: Scan
     request: int
+    lookup: int
+    after: _containers.ScalarMap[int, int]
     payload: bytes
     log: _containers.RepeatedScalarFieldContainer[bytes]
     log_first: int
     log_heard: int
-    def __init__(self, kind: _Optional[_Union[Kind, str]] = ..., step: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., norms: _Optional[_Union[Norms, _Mapping]] = ..., sequence: _Optional[int] = ..., scan: _Optional[_Union[Scan, _Mapping]] = ..., request: _Optional[int] = ..., payload: _Optional[bytes] = ..., log: _Optional[_Iterable[bytes]] = ..., log_first: _Optional[int] = ..., log_heard: _Optional[int] = ...) -> None: ...
+    def __init__(self, kind: _Optional[_Union[Kind, str]] = ..., step: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., norms: _Optional[_Union[Norms, _Mapping]] = ..., sequence: _Optional[int] = ..., scan: _Optional[_Union[Scan, _Mapping]] = ..., request: _Optional[int] = ..., lookup: _Optional[int] = ..., after: _Optional[_Mapping[int, int]] = ..., payload: _Optional[bytes] = ..., log: _Optional[_Iterable[bytes]] = ..., log_first: _Optional[int] = ..., log_heard: _Optional[int] = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("name", "dtype", "shape", "offset", "size")
@@ -1132,7 +1147,7 @@ class GroupHparams(_message.Message):
     def __init__(self, group: _Optional[int] = ..., values: _Optional[_Mapping[str, _program_pb2.Hparam]] = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("version", "committed", "overflow", "cursor", "metadata", "checksums", "refused", "nonfinite", "outliers", "changes")
+    __slots__ = ("version", "committed", "overflow", "cursor", "metadata", "checksums", "refused", "nonfinite", "outliers", "unknown_lookup", "changes")
     class ChecksumsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1156,6 +1171,7 @@ class Done(_message.Message):
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     NONFINITE_FIELD_NUMBER: _ClassVar[int]
     OUTLIERS_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_LOOKUP_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
     version: int
     committed: int
@@ -1166,8 +1182,9 @@ class Done(_message.Message):
     refused: bool
     nonfinite: _containers.RepeatedCompositeFieldContainer[NonFinite]
     outliers: _containers.RepeatedCompositeFieldContainer[OutlierPush]
+    unknown_lookup: bool
     changes: _containers.MessageMap[str, RowChanges]
-    def __init__(self, version: _Optional[int] = ..., committed: _Optional[int] = ..., overflow: _Optional[bool] = ..., cursor: _Optional[int] = ..., metadata: _Optional[str] = ..., checksums: _Optional[_Mapping[str, int]] = ..., refused: _Optional[bool] = ..., nonfinite: _Optional[_Iterable[_Union[NonFinite, _Mapping]]] = ..., outliers: _Optional[_Iterable[_Union[OutlierPush, _Mapping]]] = ..., changes: _Optional[_Mapping[str, RowChanges]] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., committed: _Optional[int] = ..., overflow: _Optional[bool] = ..., cursor: _Optional[int] = ..., metadata: _Optional[str] = ..., checksums: _Optional[_Mapping[str, int]] = ..., refused: _Optional[bool] = ..., nonfinite: _Optional[_Iterable[_Union[NonFinite, _Mapping]]] = ..., outliers: _Optional[_Iterable[_Union[OutlierPush, _Mapping]]] = ..., unknown_lookup: _Optional[bool] = ..., changes: _Optional[_Mapping[str, RowChanges]] = ...) -> None: ...
 
 class RowChanges(_message.Message):
     __slots__ = ("position", "any", "ids")

@@ -338,7 +338,7 @@ class ShowClickEntry(_message.Message):
     def __init__(self, show: _Optional[str] = ..., click: _Optional[str] = ..., threshold: _Optional[float] = ..., nonclk_coeff: _Optional[float] = ..., click_coeff: _Optional[float] = ..., decay: _Optional[float] = ..., delete_threshold: _Optional[float] = ..., delete_after_unseen_days: _Optional[float] = ...) -> None: ...
 
 class Lane(_message.Message):
-    __slots__ = ("mode", "merge", "max_merge_var_num", "send_queue_size", "send_wait_times", "thread_pool_size", "independent_recv_thread", "min_send_grad_num_before_recv", "k_steps", "staleness", "dc_asgd", "outer", "nonfinite", "buffers", "optimizer", "gradient_scale", "outlier_push", "outlier_factor", "lost_trainer", "row_invalidation")
+    __slots__ = ("mode", "merge", "max_merge_var_num", "send_queue_size", "send_wait_times", "thread_pool_size", "independent_recv_thread", "min_send_grad_num_before_recv", "k_steps", "staleness", "dc_asgd", "outer", "nonfinite", "buffers", "optimizer", "gradient_scale", "outlier_push", "outlier_factor", "lost_trainer", "row_invalidation", "look_ahead")
     MODE_FIELD_NUMBER: _ClassVar[int]
     MERGE_FIELD_NUMBER: _ClassVar[int]
     MAX_MERGE_VAR_NUM_FIELD_NUMBER: _ClassVar[int]
@@ -359,6 +359,7 @@ class Lane(_message.Message):
     OUTLIER_FACTOR_FIELD_NUMBER: _ClassVar[int]
     LOST_TRAINER_FIELD_NUMBER: _ClassVar[int]
     ROW_INVALIDATION_FIELD_NUMBER: _ClassVar[int]
+    LOOK_AHEAD_FIELD_NUMBER: _ClassVar[int]
     mode: str
     merge: str
     max_merge_var_num: int
@@ -379,7 +380,8 @@ class Lane(_message.Message):
     outlier_factor: float
     lost_trainer: str
     row_invalidation: bool
-    def __init__(self, mode: _Optional[str] = ..., merge: _Optional[str] = ..., max_merge_var_num: _Optional[int] = ..., send_queue_size: _Optional[int] = ..., send_wait_times: _Optional[int] = ..., thread_pool_size: _Optional[int] = ..., independent_recv_thread: _Optional[bool] = ..., min_send_grad_num_before_recv: _Optional[int] = ..., k_steps: _Optional[int] = ..., staleness: _Optional[int] = ..., dc_asgd: _Optional[float] = ..., outer: _Optional[_Union[Rule, _Mapping]] = ..., nonfinite: _Optional[str] = ..., buffers: _Optional[str] = ..., optimizer: _Optional[int] = ..., gradient_scale: _Optional[str] = ..., outlier_push: _Optional[str] = ..., outlier_factor: _Optional[float] = ..., lost_trainer: _Optional[str] = ..., row_invalidation: _Optional[bool] = ...) -> None: ...
+    look_ahead: int
+    def __init__(self, mode: _Optional[str] = ..., merge: _Optional[str] = ..., max_merge_var_num: _Optional[int] = ..., send_queue_size: _Optional[int] = ..., send_wait_times: _Optional[int] = ..., thread_pool_size: _Optional[int] = ..., independent_recv_thread: _Optional[bool] = ..., min_send_grad_num_before_recv: _Optional[int] = ..., k_steps: _Optional[int] = ..., staleness: _Optional[int] = ..., dc_asgd: _Optional[float] = ..., outer: _Optional[_Union[Rule, _Mapping]] = ..., nonfinite: _Optional[str] = ..., buffers: _Optional[str] = ..., optimizer: _Optional[int] = ..., gradient_scale: _Optional[str] = ..., outlier_push: _Optional[str] = ..., outlier_factor: _Optional[float] = ..., lost_trainer: _Optional[str] = ..., row_invalidation: _Optional[bool] = ..., look_ahead: _Optional[int] = ...) -> None: ...
 
 class Rule(_message.Message):
     __slots__ = ("type", "hparams", "flags", "update")

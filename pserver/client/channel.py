@@ -278,15 +278,30 @@ class Channel(RetryingStream):
         self._put((Frame(kind=Kind.COMMIT, step=0, commit=Commit(metadata=said)), ()))
         return reply
 
-    def lookup(self, ids: Mapping[str, torch.Tensor]) -> Future[Reply]:
+    def lookup(self, ids: Mapping[str, torch.Tensor], number: int = 0) -> Future[Reply]:
         """Asks for rows of tables: values [n, dim], in the order of the ids.
 
         Args:
             ids: by table, int64 [n]; this server holds them.
+            number: under which the server keeps the lookup, for :meth:`refresh`; 0: it does not.
         """
         reply = self._begin("lookup")
         self._post(Kind.LOOKUP, 0, ids.items())
-        self._request_values(ids, 0)
+        self._request_values(ids, 0, number)
+        return reply
+
+    def refresh(self, number: int, names: Iterable[str], after: Mapping[int, int]) -> Future[Reply]:
+        """Asks for those rows of a lookup that have changed since they were sent: arrays
+        NAME@places, int64 [c], and NAME@rows, [c, dim], of tables of which some have.
+
+        Args:
+            number: of the lookup.
+            names: of its tables.
+            after: by lane, a step of this trainer, which may be on its way, that is applied before.
+        """
+        reply = self._begin("refresh")
+        parts = [Part(name=name) for name in names]
+        self._put((Frame(kind=Kind.REFRESH, lookup=number, parts=parts, after=after), ()))
         return reply
 
     def scan(
@@ -326,5 +341,6 @@ class Channel(RetryingStream):
         self._put((Frame(kind=Kind.SCAN, scan=asked), ()))
         return reply
 
-    def _request_values(self, names: Iterable[str], step: int) -> None:
-        self._put((Frame(kind=Kind.PULL, step=step, parts=[Part(name=name) for name in names]), ()))
+    def _request_values(self, names: Iterable[str], step: int, lookup: int = 0) -> None:
+        parts = [Part(name=name) for name in names]
+        self._put((Frame(kind=Kind.PULL, step=step, lookup=lookup, parts=parts), ()))

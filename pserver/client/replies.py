@@ -110,6 +110,7 @@ class Reply:
         outliers: what in this update is far beyond its trainer's history.
         checksums: of the variables that were asked for, by name.
         changes: of rows by other trainers, by table, where the step asked for them.
+        unknown_lookup: the server does not know the lookup to be refreshed.
     """
 
     version: int = 0
@@ -122,6 +123,7 @@ class Reply:
     nonfinite: tuple[NonFiniteStep, ...] = ()
     outliers: tuple[OutlierPush, ...] = ()
     changes: Mapping[str, ChangedRows] = field(default_factory=dict)
+    unknown_lookup: bool = False
 
     @classmethod
     def from_message(cls, done: Done) -> Reply:
@@ -155,6 +157,7 @@ class Reply:
                 for each in done.outliers
             ),
             _changed(done) if done.changes else {},
+            done.unknown_lookup,
         )
 
     def joined(self, others: Sequence[Reply]) -> Reply:

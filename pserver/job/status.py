@@ -46,6 +46,7 @@ def trainer_statuses(
             behind=slow.get(member.trainer, 0.0),
             kept_seconds=max(0.0, members.reserved.get(member.trainer, now) - now),
             counts={} if counts is None else counts.of(member.trainer),
+            kept_lookup_bytes=member.kept_bytes,
         )
         for _, member in sorted(members.by_trainer.items())
     ]

@@ -24,7 +24,7 @@ into the steps before the update begins (:meth:`LaneState.prepare`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -369,6 +369,33 @@ class LaneExecutor:
             self._steps.wait_for_slowest(member, step)
             watermark = member.watermark(self.index)
             return watermark.outcome(watermark.version or self.version)
+
+    def wait_until_applied(
+        self, member: Member, number: int, deadline: float, check: Callable[[], None]
+    ) -> bool:
+        """Waits until a step of a trainer is applied, in a lane in which all step together.  The
+        step may not have arrived yet.
+
+        Args:
+            deadline: the longest, by :func:`time.monotonic`.
+            check: raises what else ends the wait; called under the job's lock.
+
+        Returns:
+            Whether it is applied.
+
+        Raises:
+            Refused: the trainers of this lane do not step together.
+            PServerError: what ended the job meanwhile.
+        """
+        if not isinstance(self._steps, JointSteps):
+            raise Refused(f"lane {self.index}: its trainers do not step together")
+
+        def ends() -> None:
+            self._job.check_running()
+            check()
+
+        with self._job.lock:
+            return self._steps.wait_until_applied(member, number, deadline, ends)
 
     def replay(self, update: LaneUpdate) -> None:
         """Applies the steps of a recorded log, in this thread."""

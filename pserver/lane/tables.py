@@ -187,7 +187,9 @@ class LockedTable:
         self._compensation = lane.dc_asgd  # the factor lambda; 0: delays are not compensated
         self._changes = RowChanges() if tells_changes(table, lane) else None
         # one message may be read for, while others wait and one is applied
-        self._read = RowsRead(table.dim, np.dtype(table.computes_in).type, lane.send_queue_size + 2)
+        kept = lane.send_queue_size + lane.look_ahead + 2
+        self._read = RowsRead(table.dim, np.dtype(table.computes_in).type, kept)
+        self._refreshed = lane.refreshes_rows
         self._clock = clock
         self._lock = threading.Lock()  # guards all of the above; see [Note: the table's lock]
         self._cut_read = threading.Condition(self._lock)
@@ -199,12 +201,14 @@ class LockedTable:
         stepped = self._adds or self._outer  # by trainers
         return set() if stepped else {segment.group for segment in self.table.segments}
 
-    def lookup(self, ids: torch.Tensor, trainer: int) -> torch.Tensor:
+    def lookup(self, ids: torch.Tensor, trainer: int, ahead: bool = False) -> torch.Tensor:
         """The rows of ids; no row is made.
 
         Args:
             ids: int64[n].
             trainer: the reader; delay compensation remembers what it has read.
+            ahead: of its step, in which they are looked up again where their lane says so: this
+                lookup is not counted then.
 
         Returns:
             [n, dim], of the table's dtype, in the order of the ids.
@@ -215,7 +219,8 @@ class LockedTable:
         out = torch.empty((len(ids), self.table.dim), dtype=self._computes_in)
         with self._lock:
             try:
-                self.rows.lookup(ids.numpy(), out.numpy(), self._clock())
+                counts = not (ahead and self._refreshed)
+                self.rows.lookup(ids.numpy(), out.numpy(), self._clock(), counts)
             except ValueError as error:
                 raise Refused(str(error)) from error
             if self._compensation:

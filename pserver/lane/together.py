@@ -338,6 +338,20 @@ class JointSteps:
             member, number, lambda: bool(current.time or member.fenced), missing, self.moved
         )
 
+    def wait_until_applied(
+        self, member: Member, number: int, deadline: float, check: Callable[[], None]
+    ) -> bool:
+        """Waits until a trainer's step, which may not have arrived yet, is applied; whether it is.
+
+        Args:
+            deadline: the longest, by :func:`time.monotonic`.
+            check: raises what ends the wait.
+        """
+        watermark = member.watermark(self._state.index)
+        return self._job.waits.wait(
+            self.placed, lambda: watermark.applied >= number, deadline=deadline, check=check
+        )
+
     def _wait_for_leader(self, current: SyncRound, done: Callable[[], bool]) -> None:
         """Waits for the thread that leads a round.
 

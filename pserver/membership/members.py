@@ -355,6 +355,7 @@ class Member:
         late: the others trained already when it joined; the number of that change of the members.
             0: it was there from the beginning.
         placed: it has received their position.
+        kept_bytes: of the lookups that are kept for it.
     """
 
     trainer: int
@@ -376,6 +377,7 @@ class Member:
     preempted_after: int | None = None
     late: int = 0
     placed: bool = False
+    kept_bytes: int = 0
 
     @property
     def word(self) -> str:

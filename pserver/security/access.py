@@ -281,6 +281,7 @@ FRAMES: Mapping[str, Role] = {
     "PROBE": Role.TRAINER,
     "ROWS": Role.TRAINER,
     "LOOKUP": Role.TRAINER,
+    "REFRESH": Role.TRAINER,
     "SCAN": Role.TRAINER,
     "ASSIGN": Role.TRAINER,
     "CHECKSUM": Role.TRAINER,

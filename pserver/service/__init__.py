@@ -7,7 +7,8 @@ In reading order::
     streams         what all streams share: whose a stream is, frames, PROBE, spans, the answer's
                     end
     tensors         one stream of one lane: GRADIENT, ASSIGN, COMMIT, VALUE, PULL
-    tables          the streams that read and load rows: LOOKUP, SCAN, VALUE; an observer's stream
+    tables          the streams that read and load rows: LOOKUP, REFRESH, SCAN, VALUE; an observer's
+                    stream
     server_metrics  the metrics of a server
     eager_only      torch without its compiler, in the process of `pserver serve`
 

@@ -129,6 +129,12 @@ def _of_trainers(trainers: Sequence[wire.TrainerStatus]) -> Iterator[Metric]:
         {(str(t.trainer_id),): t.behind for t in trainers if t.behind},
         "trainer",
     )
+    yield current(
+        "pserver_kept_lookup_bytes",
+        "Ids and rows of a trainer's lookups ahead of its steps.",
+        {(str(t.trainer_id),): t.kept_lookup_bytes for t in trainers if t.kept_lookup_bytes},
+        "trainer",
+    )
 
 
 def _of_saves(saves: BackgroundSaves) -> Iterator[Metric]:

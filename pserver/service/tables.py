@@ -1,5 +1,5 @@
-"""The server's end of the stream that reads and loads rows: lookups, chunks for a save, chunks from
-a load.
+"""The server's end of the stream that reads and loads rows: lookups, what has changed of them,
+chunks for a save, chunks from a load.
 
 Only a load changes rows.  So any other request that arrives again is answered again, and a load
 that arrives again counts once.
@@ -7,9 +7,11 @@ that arrives again counts once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from pserver.errors import Refused, Unprepared
@@ -17,9 +19,10 @@ from pserver.job.job import Job
 from pserver.job.program import Observation
 from pserver.membership.members import Member
 from pserver.service.streams import kind_of
+from pserver.table.kept_lookups import KEPT_BYTES, KeptLookups, SentRows
 from pserver.telemetry.trace import now
 from pserver.transport import frames
-from pserver.transport.arrays import ArrayAssembler
+from pserver.transport.arrays import PLACES, ROWS, ArrayAssembler
 from pserver.transport.stream import Stream, bytes_of
 from pserver.wire_pb2 import Done, Frame, Kind, Scan
 
@@ -92,6 +95,7 @@ class ReadingService:
 # ---- table service ----
 
 
+AFTER_SECONDS = 10.0  # for which a refresh waits for steps before it
 TABLES = -1  # stands for a lane: the watermark of the stream of the tables
 
 
@@ -112,7 +116,10 @@ class TableService:
         self._job = job
         self._member = member
         self._watermark = member.watermark(TABLES)
-        self._arrays = ArrayAssembler(job.has, job.config.limits.memory_bytes)
+        memory = job.config.limits.memory_bytes
+        self._arrays = ArrayAssembler(job.has, memory)
+        self._kept = KeptLookups(most_bytes=min(memory, KEPT_BYTES))
+        member.kept_bytes = 0
 
     def act(self, header: Frame, payload: memoryview) -> None:
         """Acts on a frame.
@@ -123,15 +130,18 @@ class TableService:
         if header.kind in (Kind.LOOKUP, Kind.VALUE):
             self._arrays.take_in(header, payload)
         elif header.kind == Kind.PULL:
-            self._look_up([part.name for part in header.parts])
+            self._look_up([part.name for part in header.parts], header.lookup)
+        elif header.kind == Kind.REFRESH:
+            names = [part.name for part in header.parts]
+            self._refresh(names, header.lookup, dict(header.after))
         elif header.kind == Kind.SCAN:
             self._scan(header.scan)
         elif header.kind == Kind.COMMIT and header.step == 0:
             self._load(header)
         else:
             raise Refused(
-                "the stream of the tables takes LOOKUP, PULL, SCAN, VALUE and COMMIT 0, not "
-                f"{kind_of(header)}"
+                "the stream of the tables takes LOOKUP, PULL, REFRESH, SCAN, VALUE and COMMIT 0, "
+                f"not {kind_of(header)}"
             )
 
     def _table(self, name: str) -> LockedTable:
@@ -142,12 +152,17 @@ class TableService:
             )
         return tables[name]
 
-    def _look_up(self, names: Iterable[str]) -> None:
+    def _look_up(self, names: Iterable[str], number: int) -> None:
+        """Answers with rows.
+
+        Args:
+            number: under which the lookup is kept; 0: it is not.
+        """
         self._job.lifecycle.check_running()
         spans = self._job.tracing.spans
         began = now() if spans.on else 0.0
         asked = self._arrays.take_out()
-        found = []
+        found, sent = [], dict[str, SentRows]()
         for name in names:
             ids = asked.get(name, torch.empty(0, dtype=torch.int64))
             if ids.dtype != torch.int64 or ids.dim() != 1:
@@ -155,11 +170,52 @@ class TableService:
                     f"table {name!r}: expected int64 ids of one dimension, got {ids.dtype} "
                     f"{list(ids.shape)}"
                 )
-            found.append((name, self._table(name).lookup(ids, self._member.trainer)))
+            values = self._table(name).lookup(ids, self._member.trainer, ahead=number > 0)
+            found.append((name, values))
+            if number:
+                sent[name] = SentRows(ids.numpy(), _bits(values))
+        if number:
+            self._kept.keep(number, sent)
+            self._member.kept_bytes = self._kept.bytes_held
         self._answer(found, Done(version=self._job.installed().version))
         if began:
             rows = sum(len(values) for _, values in found)
             spans.add("lookup", began, now(), trainer=self._member.trainer, rows=rows)
+
+    def _refresh(self, names: Sequence[str], number: int, after: Mapping[int, int]) -> None:
+        """Answers with those rows of a lookup that are not what was sent.  See [Note: look-ahead]
+        in pserver/table/kept_lookups.py.
+
+        Args:
+            after: by lane, the step of this trainer that is applied before.
+        """
+        self._job.lifecycle.check_running()
+        kept, arrays = self._kept.find(number), list[tuple[str, torch.Tensor]]()
+        known = all(name in kept for name in names) and self._are_applied(after)
+        spans = self._job.tracing.spans
+        began = now() if spans.on else 0.0
+        for name in names if known else ():
+            rows = self._table(name).lookup(torch.from_numpy(kept[name].ids), self._member.trainer)
+            places, changed = kept[name].refresh(_bits(rows))
+            if len(places):
+                arrays.append((name + PLACES, torch.from_numpy(places)))
+                arrays.append((name + ROWS, torch.from_numpy(changed).view(rows.dtype)))
+        version = self._job.installed().version
+        self._answer(arrays, Done(version=version, unknown_lookup=not known))
+        if began:
+            refreshed = sum(len(array) for name, array in arrays if name.endswith(PLACES))
+            spans.add("refresh", began, now(), trainer=self._member.trainer, rows=refreshed)
+
+    def _are_applied(self, steps: Mapping[int, int]) -> bool:
+        """Waits for a while until steps of this trainer are applied, by lane; whether they are."""
+        lanes, deadline = self._job.installed().lanes, time.monotonic() + AFTER_SECONDS
+        for lane in steps:
+            if lane >= len(lanes):
+                raise Refused(f"expected a lane below {len(lanes)}, got {lane}")
+        return all(
+            lanes[lane].wait_until_applied(self._member, step, deadline, self._check_place)
+            for lane, step in steps.items()
+        )
 
     def _scan(self, asked: Scan) -> None:
         self._job.lifecycle.check_running()
@@ -218,3 +274,9 @@ class TableService:
             self._stream.send(header, payload)
             self._job.sent[self._member.transport] += bytes_of(payload)
         self._stream.send(Frame(kind=Kind.DONE, done=done))
+
+
+def _bits(rows: torch.Tensor) -> np.ndarray:
+    """The same memory, [n, dim], as bytes, [n, bytes of a row]: numpy has no bfloat16."""
+    bits: np.ndarray = rows.view(torch.uint8).numpy()
+    return bits

@@ -33,7 +33,7 @@ from transpiler.ir.tables import ShowClickEntry, Table
 # of its own.
 
 
-IDS, ROWS, STATISTICS = "@ids", "@rows", "@statistics"
+IDS, ROWS, STATISTICS, PLACES = "@ids", "@rows", "@statistics", "@places"
 
 
 class ArrayAssembler:

@@ -416,6 +416,7 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("trainer/data/batches.py", "self._run"): "the iteration raises it",
     ("trainer/job/part_saves.py", "self._complete"): "there is no checkpoint, which is logged",
     ("trainer/samplers/sample_leases.py", "ask"): "the lease raises it",
+    ("trainer/senders/look_ahead.py", "self._run"): "the lookup asks by itself",
     # one connection, or one call
     ("pserver/security/enrolment.py", "self._meet"): "one peer",
     ("pserver/security/enrolment.py", "_end"): "ends one connection",
