@@ -81,13 +81,14 @@ from trainer.job.synced_metrics import sync
 from trainer.modules.fused_updates import fuse_updates
 from trainer.modules.prepare import check_optimizer, plain_again, prepared
 from trainer.optimizer import DistributedOptimizer
+from trainer.samplers.read_ahead import BatchesAhead, ReadAhead
 from trainer.samplers.sample_leases import SampleLeases
 from trainer.samplers.saved_batches import SavedBatches
 from trainer.samplers.shard import SizedBatches
 from trainer.samplers.shard import shard as _shard
 from transpiler.clip import GradClip
 from transpiler.names.names import missing as _missing
-from transpiler.plan.settings import check_flag
+from transpiler.plan.settings import MOST_LOOK_AHEAD, check_flag
 from transpiler.precision.mixed_forward import fp16_guard
 from transpiler.strategy.parallel_degrees import is_divided
 from transpiler.strategy.refusals import check, too_late
@@ -118,6 +119,7 @@ __all__ = [
     "load",
     "load_arrays",
     "metrics",
+    "prefetch",
     "QueueDataset",
     "report",
     "Role",
@@ -508,7 +510,10 @@ def shard(loader: Iterable[Any], seed: int | None = None, progress: bool = False
         parts = job.role.trainers
     else:
         place, parts = job.place_in_data()
-        mine = _shard(loader, parts, place, seed, job.passes, known, lambda: _leases(job))
+        ahead = ReadAhead(job.look_ahead)
+        mine = _shard(loader, parts, place, seed, job.passes, known, lambda: _leases(job), ahead)
+        if mine is loader and job.role.role is Role.TRAINER:
+            mine = BatchesAhead(loader, ahead)
     if saves is not None and (known or parts > 1):
         mine = SavedBatches(mine, name, saves)
     return counted(mine, job, progress)
@@ -518,6 +523,44 @@ def _leases(job: Job) -> SampleLeases | None:
     if not job.splits_data:
         return None
     return job.samples.leases(job.communicator, job.first, job.saves)
+
+
+def prefetch(ids: Any) -> None:
+    """Announces the ids that a coming step will look up: their rows are asked for while the steps
+    before it are taken.
+
+    For loops that read batches by themselves; those of ``fleet.shard`` and of a dataset are read
+    ahead, and need no call.  Each call stands for one step, in the order of the steps, up to
+    ``strategy.a_sync_configs["look_ahead"]`` of them ahead.  A forward whose ids are not those that
+    were announced asks for its own rows.  In a process without servers it has no effect.
+
+    Example::
+
+        fleet.prefetch(following_ids)                    # a model with one table
+        fleet.prefetch({"users": users, "items": items})
+
+    Args:
+        ids: as the forward of the table will get them; or, by the table's name or its module, those
+            of each.
+
+    Raises:
+        TypeError, ValueError: they are no ids of this table, or there is no such table.
+        ValueError: ``look_ahead`` is 0.
+        RuntimeError: ``distributed_optimizer`` has not been called.
+    """
+    job = present()
+    if job.role.role is not Role.TRAINER or isinstance(job, CollectiveJob):
+        return
+    distributed(job)
+    if not job.tables:
+        raise ValueError("fleet.prefetch: expected a job with tables, got one without")
+    lookups, look_ahead = job.tables.announced(ids), job.look_ahead()
+    if look_ahead is None:
+        raise ValueError(
+            'fleet.prefetch: expected strategy.a_sync_configs["look_ahead"] of 1 to '
+            f"{MOST_LOOK_AHEAD}, got 0: nothing is looked up ahead"
+        )
+    look_ahead.announce(lookups)
 
 
 # ---- the original's life-cycle calls ----

@@ -359,6 +359,11 @@ class DistributeTranspiler:
                     "overlap: gradients cannot leave early where grad_clip needs all of them on "
                     "the trainer"
                 )
+        if plan.tables and any(lane.look_ahead for lane in plan.lanes):
+            raise ValueError(
+                "look_ahead: expected 0 for a program, whose feeds are not known ahead; scripts "
+                "that train eagerly, with fleet, look rows up ahead"
+            )
         self._log(plan)
         return plan
 

@@ -182,6 +182,7 @@ class DistributeTranspilerConfig:
     lost_trainer: str
     buffers: str
     row_invalidation: bool
+    look_ahead: int
     nccl_comm_num: int
     use_hierarchical_allreduce: bool
     hierarchical_allreduce_inter_nranks: int

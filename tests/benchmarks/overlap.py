@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from ctr_data import BATCH, DIM, SLOTS
 from harness import Contender, Promise, Row, alternate, timed
-from overlap_roles import CONFIGS
+from overlap_roles import AHEAD, CONFIGS
 from peers import raw_exchange, receive_into
 from processes import Peer, peers, server
 
@@ -36,9 +36,12 @@ WORK = {"c = w": 0.0, "c = 10 ms": 0.01, "c = 20 ms": 0.02, "c = 40 ms": 0.04}  
 TARGETS = {  # at c = w
     ("dense", "async"): 1.15,
     ("dense", "sync, overlap"): 1.65,
-    ("tables", "async"): 1.4,
+    ("tables", f"async{AHEAD}"): 1.4,
 }
-MODES = {"dense": tuple(CONFIGS), "tables": ("sync", "async", "k-step")}
+MODES = {
+    "dense": tuple(CONFIGS),
+    "tables": ("sync", f"sync{AHEAD}", "async", f"async{AHEAD}", "k-step"),
+}
 NAMED = {
     (kind, mode, work): Promise(
         f"overlap/{'tables ' if kind == 'tables' else ''}{mode}, {work}",

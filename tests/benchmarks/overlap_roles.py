@@ -30,6 +30,7 @@ CONFIGS: dict[str, dict[str, Any] | None] = {  # a_sync_configs; None: sync
     "async": {},
     "k-step": {"k_steps": K_STEPS},
 }
+AHEAD = ", look-ahead"  # a mode of tables: the rows of the next batch are looked up ahead
 
 
 class Done:
@@ -199,8 +200,9 @@ def emulated(endpoint: str, mode: str, kind: str, size: int) -> None:
     device = Device()
     install(device)
     strategy = DistributedStrategy()
+    ahead, mode = mode.endswith(AHEAD), mode.removesuffix(AHEAD)
     strategy.a_sync = mode in ("async", "k-step")
-    strategy.a_sync_configs = CONFIGS[mode] or {}
+    strategy.a_sync_configs = {**(CONFIGS[mode] or {}), **({"look_ahead": 1} if ahead else {})}
     fleet.init(
         fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=[endpoint]), strategy=strategy
     )
@@ -221,6 +223,8 @@ def emulated(endpoint: str, mode: str, kind: str, size: int) -> None:
         began = time.perf_counter()
         for _ in range(int(count) * window):
             optimizer.zero_grad()
+            if ahead:
+                fleet.prefetch(inputs[(steps + 1) % len(inputs)])
             trained(inputs[steps % len(inputs)]).backward()
             optimizer.step()
             steps += 1

@@ -83,7 +83,8 @@ class Invariant:
             return [ladder[told] + alone]
         waits = self._lane.send_queue_size == 1 or self._lane.staleness is not None or kind.collects
         if kind.merges_gradients or (own and waits and not kind.servers_add):
-            return [ladder[told]]
+            stale = 0 if not self._of_row or self._lane.refreshes_rows else self._lane.look_ahead
+            return ladder[max(0, told - stale) : told + 1]
         if self._lane.staleness is not None:
             return ladder[max(0, step - self._lane.staleness) :]
         return ladder[: told + 1] if own else ladder

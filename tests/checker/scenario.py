@@ -28,26 +28,33 @@ MODES: Mapping[str, Mapping[str, Any] | None] = with_every_mode(
     {
         "sync": None,
         "sync, clipped": None,
-        "async": {"send_queue_size": 1},
+        "sync, look-ahead": {"modes": {"*": "sync"}, "look_ahead": (1, 2, 4)},
+        "async": {"send_queue_size": 1, "look_ahead": (0, 1, 2)},
         "async, queue": {
             "send_queue_size": (2, 4),
             "max_merge_var_num": (1, 2, 4),
             "send_wait_times": (0, 2),
             "thread_pool_size": (1, 2),
+            "look_ahead": (0, 4),
         },
         "async, receiver": {
             "send_queue_size": (2, 4),
             "independent_recv_thread": True,
             "min_send_grad_num_before_recv": (1, 2),
         },
-        "half_async": {"half_async": True, "max_merge_var_num": (1, 2, 4)},
-        "staleness": {"staleness": (1, 2, 3)},
+        "half_async": {
+            "half_async": True,
+            "max_merge_var_num": (1, 2, 4),
+            "look_ahead": (0, 1),
+        },
+        "staleness": {"staleness": (1, 2, 3), "look_ahead": (0, 1, 3)},
         "geo": {"k_steps": (2, 4), "row_invalidation": (True, False)},
         "diloco": {"k_steps": (1, 2, 4), "outer_optimizer": {"type": "sgd", "lr": 1.0}},
         "mixed": {
             "modes": {"async.*": "async", "geo.*": "geo", "*": "sync"},
             "send_queue_size": (1, 3),
             "k_steps": (2, 4),
+            "look_ahead": (0, 2),
         },
     },
     dict,
@@ -182,7 +189,7 @@ class Scenario:
 
 
 def of_seed(seed: int, mode: str | None = None, transport: str | None = None) -> Scenario:
-    """The trial of a seed.  40 seeds in a row have every mode over every transport."""
+    """The trial of a seed.  44 seeds in a row have every mode over every transport."""
     draw = random.Random(f"{seed} scenario")
     modes = list(MODES)
     return Scenario(

@@ -18,6 +18,7 @@ from pserver.table.gradient import RowGradient
 from tests.checker.invariants import Invariant
 from tests.checker.scenario import COPIES, IDS, Scenario
 from trainer.communicator.communicator import Communicator
+from trainer.embedding.joined_lookups import JoinedLookup
 
 Expect = Callable[[bool, int, str], None]
 
@@ -100,13 +101,36 @@ class TableReader:
         self._communicator = communicator
         self._source = communicator.rows_of(invariants.name)
         self._lowest: dict[tuple[int, int], Fraction] = {}  # (id, trainer) -> the last value read
+        self.known_as: str | None = invariants.name
+
+    def lookup_of(self, given: torch.Tensor, other: object = None) -> JoinedLookup:
+        """See :class:`~trainer.embedding.joined_lookups.AheadTable`."""
+        return JoinedLookup.of(given)
+
+    def ids_to_pull(self, ids: torch.Tensor) -> torch.Tensor:
+        """See :class:`~trainer.embedding.joined_lookups.AheadTable`."""
+        return ids
+
+    def ids(self, step: int) -> torch.Tensor:
+        """The ids that it looks up after its step of that number."""
+        scenario = self._invariants.scenario
+        return torch.tensor(scenario.looked_up(self._invariants.name, self._trainer, step))
+
+    def _rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """The rows of its ids, looked up ahead where the lane says so."""
+        look_ahead = self._communicator.look_ahead
+        if look_ahead is None or not self._invariants.lane.look_ahead:
+            return self._source.pull(ids)
+        lookup = look_ahead.claim(self, ids)
+        assert lookup is not None, "it was announced"
+        return self._source.pull(lookup.ids, lookup.arrived)[torch.from_numpy(lookup.inverse)]
 
     def read(self, step: int) -> None:
         """Looks rows up after its step of that number."""
         scenario = self._invariants.scenario
-        ids = scenario.looked_up(self._invariants.name, self._trainer, step)
-        rows = self._source.pull(torch.tensor(ids))
-        for id_, row in zip(ids, rows, strict=True):
+        ids = self.ids(step)
+        rows = self._rows(ids)
+        for id_, row in zip(ids.tolist(), rows, strict=True):
             for trainer in range(scenario.trainers):
                 self._check(step, id_, trainer, row[trainer :: scenario.trainers].tolist())
 
@@ -129,6 +153,8 @@ class TableReader:
     def send(self, step: int) -> None:
         """Sends the gradients of its step of that number, for rows that were read before it."""
         scenario = self._invariants.scenario
+        if self._communicator.look_ahead is not None:
+            self._communicator.look_ahead.changed()
         ids = scenario.trained(self._invariants.name, self._trainer, step)
         if ids is None:
             return

@@ -112,6 +112,7 @@ class Trainer:
         self.invariants = [Invariant(scenario, lane) for lane in plan.lanes]
         self.table_invariants = [TableInvariants(scenario, name) for name in scenario.table_names]
         self.tables: list[TableReader] = []
+        self._announced = 0  # steps after which rows are read
         # (parameter, slice, trainer) -> the last value read
         self._lowest: dict[tuple[str, int, int], Fraction] = {}
         self._version = 0
@@ -148,6 +149,10 @@ class Trainer:
             table.check_end()
 
     def _look_up(self, step: int) -> None:
+        look_ahead = self.communicator.look_ahead
+        while look_ahead is not None and self._announced <= step + look_ahead.depth:
+            look_ahead.announce((table, table.ids(self._announced)) for table in self.tables)
+            self._announced += 1
         for table in self.tables:
             table.read(step)
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 
+from pserver.client.replies import Reply
 from pserver.dense import update
 from pserver.job import program
 from pserver.lane import tasks
-from pserver.wire_pb2 import Kind
+from pserver.service.tables import TableService
+from pserver.wire_pb2 import Done, Kind
 from tests.checker.scenario import MODES, TRANSPORTS, of_seed
 from tests.checker.trial import play
 from tests.faults.faults import ACTIONS, CALL_ACTIONS, CallPoint, Point
 from tests.support.matrix import crossed
 from tests.support.stories import LARGE, ROW_MODES, SEEDS, story
+from trainer.senders.look_ahead import LookAhead
+
+WITHIN = 100  # stories
 
 
 @pytest.mark.slow
@@ -218,3 +226,42 @@ def test_control_calls_may_get_lost_or_come_twice(action: str, mode: str) -> Non
     assert {(action, "call", call) for call in ("Join", "Install", "Meet", "Leave")} <= set(
         verdict.faults
     )
+
+
+# ---- rows that are looked up ahead ----
+
+
+def stale(patch: pytest.MonkeyPatch) -> None:
+    """Rows are read as they were looked up."""
+    patch.setattr(LookAhead, "_bring_up", lambda *_: None)
+    patch.setattr(LookAhead, "closed", lambda *_: None)
+
+
+def too_early(patch: pytest.MonkeyPatch) -> None:
+    """A refresh that comes before its step is answered at once."""
+    patch.setattr(TableService, "_are_applied", lambda *_: True)
+
+
+def taken_for_known(patch: pytest.MonkeyPatch) -> None:
+    """A lookup that the server does not know counts as one of which nothing has changed."""
+    right = Reply.from_message.__func__  # type: ignore[attr-defined]
+
+    def known(cls: type[Reply], done: Done) -> Reply:
+        return replace(right(cls, done), unknown_lookup=False)
+
+    patch.setattr(Reply, "from_message", classmethod(known))
+
+
+@pytest.mark.parametrize("remove", [stale, too_early, taken_for_known])
+def test_rows_ahead_without_a_rule_show(
+    remove: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer reads rows without the step before, in one of a few stories."""
+    for seed in range(WITHIN):
+        with monkeypatch.context() as patch:
+            remove(patch)
+            verdict = play(of_seed(seed, "sync, look-ahead"))
+        if verdict.failure:
+            assert "reads" in str(verdict)
+            return
+    pytest.fail(f"every law held in {WITHIN} stories")

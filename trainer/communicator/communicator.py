@@ -56,6 +56,7 @@ from transpiler.strategy.strategy import DistributedStrategy
 if TYPE_CHECKING:
     from trainer.communicator.table_sources import TableSources
     from trainer.embedding.rows import RowSource
+    from trainer.senders.look_ahead import LookAhead
     from trainer.senders.served_rows import Lookups
 
 
@@ -367,6 +368,15 @@ def sources_of(
     return TableSources(plan, lookups, lanes, clients, live, drain)
 
 
+def look_ahead_of(plan: Plan, lookups: Lookups | None) -> LookAhead | None:
+    """The lookups of coming steps; None where no table's lane has them."""
+    if lookups is None or not any(plan.lanes[table.lane].look_ahead for table in plan.tables):
+        return None
+    from trainer.senders.look_ahead import LookAhead  # imports numba
+
+    return LookAhead(lookups, plan)
+
+
 def table_destination(lookups: Lookups | None, server: int) -> Destination | None:
     """The destination of the rows in a server's replies."""
     return None if lookups is None else partial(lookups.destination, server)
@@ -402,6 +412,7 @@ class Communicator:
         consumed: samples that the script trains on; the first lane's messages carry them.
         clients: the connections, by server.
         lookups: requests for rows, where the plan has tables.
+        look_ahead: those of coming steps, where the strategy asks for them.
         live: the live trainers.
         external_writes: the external writes of the script.
         buffers: the models' synced buffers, which travel with steps.
@@ -455,6 +466,7 @@ class Communicator:
         self.hand_over: Callable[[], None] = lambda: None
         self._start_rows = dict(start_rows or {})
         self.lookups = lookups_of(self.plan)
+        self.look_ahead = look_ahead_of(self.plan, self.lookups)
         self._make_clients(deployment, connection, incarnation or secrets.token_hex(8))
 
     def _make_clients(
@@ -577,6 +589,8 @@ class Communicator:
 
     def _end(self, failure: str, drained: Drained, returns: bool, preempted: bool) -> None:
         ended: BaseException | None = None
+        if self.look_ahead is not None:
+            self.look_ahead.close()
         if not failure:
             try:
                 with self.external_writes.receiving():
@@ -718,6 +732,8 @@ class Communicator:
             self.external_writes.complete(index)
             self.lanes[index].close(hparams, overflow)
             self.page.steps.closed(index)
+        if self.look_ahead is not None:
+            self.look_ahead.closed({index: self.lanes[index].step for index in chosen})
 
     def finish_step(self) -> Reply | None:
         """Waits for the closed lanes' replies, and takes in the received values.

@@ -10,7 +10,7 @@ script's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from prometheus_client.metrics_core import Metric
@@ -20,7 +20,7 @@ from torch import nn
 from pserver.table.gradient import RowGradient
 from pserver.telemetry.metrics import current
 from trainer.embedding.embedding import DistributedEmbedding
-from trainer.embedding.joined_lookups import LookAhead, PullAll
+from trainer.embedding.joined_lookups import JoinedLookups, LookupsAhead, PullAll
 from trainer.embedding.local_rows import LocalRows
 from trainer.embedding.proxy import ProxyParameter
 from trainer.embedding.rows import RowSource
@@ -74,7 +74,7 @@ class Tables(Collector):
         self._own: list[tuple[RowOptimizer, int]] = []
         self._first_own = 0
         self._start_rows: dict[str, Rows] | None = None
-        self._look_ahead: LookAhead | None = None
+        self._joined: JoinedLookups | None = None
         paths = {module: path for path, module in self._paths}
         for name, sharing in self._sharing.items():
             for other in sharing[1:]:
@@ -139,10 +139,15 @@ class Tables(Collector):
 
         Raises:
             ValueError: a table compensates delays, and servers do not know when a cached row was
-                read.
+                read; or its rows are looked up ahead.
         """
         for name, sharing in self._sharing.items():
             lane = plan.lanes[plan.table(name).lane]
+            if lane.look_ahead and any(module.cache is not None for module in sharing):
+                raise ValueError(
+                    f"table {name!r}: cache_rows and look_ahead exclude each other: a row that is "
+                    "cached is not looked up; leave one of them out"
+                )
             if lane.dc_asgd and any(module.cache is not None for module in sharing):
                 raise ValueError(
                     f"table {name!r}: cache_rows and dc_asgd exclude each other: a gradient is "
@@ -199,23 +204,29 @@ class Tables(Collector):
             self._start_rows = {name: rows for name, rows in found.items() if rows is not None}
         return self._start_rows
 
-    def connect(self, source: Callable[[str], RowSource], pull_all: PullAll) -> None:
+    def connect(
+        self,
+        source: Callable[[str], RowSource],
+        pull_all: PullAll,
+        look_ahead: LookupsAhead | None = None,
+    ) -> None:
         """Makes embeddings pull their rows from ``source(table)``; this process holds no rows.
 
         Args:
             pull_all: gives the servers' rows of unique ids of several tables in one request; the
                 first call's is kept.
+            look_ahead: makes the lookups of coming steps, where the plan has some.
         """
-        first = self._look_ahead is None
-        self._look_ahead = look_ahead = self._look_ahead or LookAhead(pull_all)
+        first = self._joined is None
+        self._joined = joined = self._joined or JoinedLookups(pull_all)
         for name, sharing in self._sharing.items():
             rows = source(name)
             for module in sharing:
                 module.connect(rows)
                 module.initial_rows = None
-                module.look_ahead = look_ahead
+                module.joined, module.look_ahead = joined, look_ahead
         for model in self._models if first else ():
-            look_ahead.watch(model)
+            joined.watch(model)
 
     def gradients(self, names: Iterable[str]) -> dict[str, RowGradient]:
         """Takes this step's gradient of each of these tables out of the embeddings, scaled as the
@@ -227,6 +238,34 @@ class Tables(Collector):
             gradient = self._sharing[name][0].gradient()  # of all that share its proxy parameter
             if gradient is not None:
                 found[name] = gradient
+        return found
+
+    def announced(self, ids: Any) -> list[tuple[DistributedEmbedding, torch.Tensor]]:
+        """The lookups that a script announces, each with its table.
+
+        Args:
+            ids: of the only table; or of several, by the table's name or its module.
+
+        Returns:
+            int64 of any shape, on the CPU.
+
+        Raises:
+            TypeError, ValueError: they are no ids of this table, or there is no such table.
+        """
+        names = ", ".join(map(repr, self._sharing))
+        if not isinstance(ids, Mapping):
+            if len(self._sharing) > 1:
+                raise ValueError(f"expected ids by the name of a table, of {names}")
+            ids = {next(iter(self._sharing)): ids}
+        modules = dict[Any, DistributedEmbedding]((module, module) for module in self.embeddings())
+        modules |= {name: sharing[0] for name, sharing in self._sharing.items()}
+        found = []
+        for table, own in ids.items():
+            if table not in modules:
+                raise ValueError(
+                    f"expected the name or the module of a table, of {names}; got {table!r}"
+                )
+            found.append((modules[table], modules[table].checked(own).cpu()))
         return found
 
     @property

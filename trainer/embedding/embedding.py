@@ -24,7 +24,7 @@ from pserver.table.gradient import RowGradient
 from pserver.table.string_ids import described, string_ids
 from trainer.embedding.autograd import link_to_proxy, linked_rows
 from trainer.embedding.bags import bags_of, pool
-from trainer.embedding.joined_lookups import JoinedLookup, LookAhead
+from trainer.embedding.joined_lookups import JoinedLookup, JoinedLookups, LookupsAhead
 from trainer.embedding.local_rows import LocalRows, rows_differ
 from trainer.embedding.proxy import ProxyParameter
 from trainer.embedding.rows import Arrived, RowCache, RowSource, cache_of
@@ -336,7 +336,8 @@ class DistributedEmbedding(nn.Module):
             parameter.
         rows: the source from which rows are pulled.
         cache: the :class:`~trainer.embedding.rows.RowCache`; None: off.
-        look_ahead: asks for rows together with other tables; None: this one asks by itself.
+        joined: asks for rows together with other tables; None: this one asks by itself.
+        look_ahead: asks for rows of coming steps; None: it does not.
         steps: of the optimizer, as :meth:`gradient` counts them.
 
     Raises:
@@ -354,7 +355,8 @@ class DistributedEmbedding(nn.Module):
     name: str | None
     known_as: str | None
     include_last_offset: bool = False  # as torch's bags have it
-    look_ahead: LookAhead | None = None
+    joined: JoinedLookups | None = None
+    look_ahead: LookupsAhead | None = None
     warned: frozenset[str] = frozenset()
     steps: int = 0
     _initial: tuple[Tensor, Tensor] | None = None
@@ -478,15 +480,16 @@ class DistributedEmbedding(nn.Module):
             ValueError: an id is out of range, or shapes do not fit.
         """
         table, settings = table_of(self), self.settings
-        whose, size = settings.whose(), settings.num_embeddings
-        ids = hashed(whose, ids, settings.hash, size, table is not None)
+        whose = settings.whose()
         if table is not None:
+            ids = hashed(whose, ids, settings.hash, settings.num_embeddings, traced=True)
             given = offsets, per_sample_weights, statistics
             return traced_rows(self, table, ids, *given).to(self._output)
-        ids = whole_numbers(whose, ids)
-        check_range(whose, ids, size)
+        ids = self.checked(ids)
         counted = shows_and_clicks(whose, settings.entry, ids, statistics)
         ahead = None if self.look_ahead is None else self.look_ahead.claim(self, ids)
+        if ahead is None and self.joined is not None:
+            ahead = self.joined.claim(self, ids)
         if settings.pooling is None:
             if offsets is not None or per_sample_weights is not None:
                 raise ValueError(
@@ -547,6 +550,18 @@ class DistributedEmbedding(nn.Module):
             rows[positions] = pulled
         return rows
 
+    def checked(self, ids: Any) -> Tensor:
+        """The ids, int64, or those of strings, where they are of this table.
+
+        Raises:
+            TypeError: they are no whole numbers.
+            ValueError: one is out of range.
+        """
+        whose, size = self.settings.whose(), self.settings.num_embeddings
+        found = whole_numbers(whose, hashed(whose, ids, self.settings.hash, size, traced=False))
+        check_range(whose, found, size)
+        return found
+
     def lookup_of(self, given: Tensor, other: JoinedLookup | None = None) -> JoinedLookup | None:
         """See :class:`~trainer.embedding.joined_lookups.AheadTable`."""
         padding = self.settings.padding_idx
@@ -593,8 +608,10 @@ class DistributedEmbedding(nn.Module):
             The copy, on the CPU; None where ``proxy.grad`` is None.
         """
         self.steps += 1
+        if self.joined is not None:
+            self.joined.drop()
         if self.look_ahead is not None:
-            self.look_ahead.drop()
+            self.look_ahead.changed()
         return self.proxy.waiting()
 
     def discard(self) -> None:
@@ -640,8 +657,10 @@ class DistributedEmbedding(nn.Module):
         """Drops rows that were pulled before."""
         if self.cache is not None:
             self.cache.clear()
+        if self.joined is not None:
+            self.joined.drop()
         if self.look_ahead is not None:
-            self.look_ahead.drop()
+            self.look_ahead.withdraw()
 
     @property
     def has_row_states(self) -> bool:

@@ -36,6 +36,7 @@ from trainer.samplers.file_samples import (
 from trainer.samplers.leased_part import LeasedPart, leased_batches
 from trainer.samplers.lockstep_batches import LockstepBatches
 from trainer.samplers.memory_samples import Division, HeldSamples, Loaded, MemoryBatches
+from trainer.samplers.read_ahead import ReadAhead
 from trainer.samplers.sample_counts import SampleCounts
 from trainer.samplers.sample_leases import SampleLeases
 from trainer.samplers.sample_pass import Pass, Source
@@ -162,6 +163,7 @@ class _Passes:
         leases: gives the job's leases, if they deal out the samples of this dataset.
         begin: counts a pass of the job.
         counts: of the dataset's samples.
+        ahead: reads the batches of a pass ahead of the script, where the job does that.
     """
 
     def __init__(
@@ -170,8 +172,10 @@ class _Passes:
         leases: Callable[[], SampleLeases | None],
         begin: Callable[[], int],
         counts: SampleCounts,
+        ahead: Callable[[Iterator[Batch]], Iterator[Batch]] = iter,
     ) -> None:
         self._dataset, self._leases, self._begin, self._counts = dataset, leases, begin, counts
+        self._ahead = ahead
         self._number: int | None = None  # of the last pass, if leases deal it out
 
     @property
@@ -188,13 +192,13 @@ class _Passes:
     def __iter__(self) -> Iterator[Batch]:
         leases = self._leases()
         if leases is None:
-            return self._dataset.begin_pass()
+            return self._ahead(self._dataset.begin_pass())
         return self._leased(leases, self._dataset.next_leased(self._begin))
 
     def after(self, batches: int, number: int) -> Iterator[Batch]:
         leases = self._leases()
         if leases is None:
-            return self._dataset.batches(batches)
+            return self._ahead(self._dataset.batches(batches))
         # the servers know which batches were trained on, unless the job before had no leases
         return self._leased(leases, number, batches)
 
@@ -217,7 +221,9 @@ class _Passes:
 
         def batches(parses: Parses) -> Generator[Batch]:
             mine = Pass(source(parses), LeasedPart(leases, epoch))
-            return leased_batches(mine, lambda d: iter(Prefetched(lambda: _tensors(d), prefetch)))
+            return leased_batches(
+                mine, lambda d: self._ahead(iter(Prefetched(lambda: _tensors(d), prefetch)))
+            )
 
         return dataset.leased(number, batches)
 
@@ -290,7 +296,8 @@ def _followed(dataset: FileDataset) -> Iterator[Batch]:
     if job is None or not dataset.divided_by_job:
         return dataset.begin_pass()
     counts = _known(job, dataset)
-    mine: Any = _Passes(dataset, lambda: _leases(job), job.passes.begin, counts)
+    ahead = ReadAhead(job.look_ahead)
+    mine: Any = _Passes(dataset, lambda: _leases(job), job.passes.begin, counts, ahead)
     if isinstance(job, CollectiveJob) and isinstance(dataset, QueueDataset) and dataset.shared:
         mine = LockstepBatches(mine, job.role.trainers, job.role.trainer_id)
     if job.saves is not None:

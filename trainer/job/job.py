@@ -92,6 +92,7 @@ from transpiler.strategy.update_rules import replaced
 if TYPE_CHECKING:
     from trainer.checkpoint.tables import TableStore
     from trainer.communicator.tables import Tables
+    from trainer.senders.look_ahead import LookAhead
 
 
 # ---- arrival ----
@@ -682,6 +683,10 @@ class Job:
             raise self.early
         return self._communicator
 
+    def look_ahead(self) -> LookAhead | None:
+        """The lookups of coming steps; None where the strategy asks for none."""
+        return None if self._communicator is None else self._communicator.look_ahead
+
     def table_store(self) -> TableStore | None:
         """The rows of the job's tables, on servers or here; None without tables."""
         if self.tables is None:
@@ -946,7 +951,7 @@ class Job:
         self._arrived()
         connect_trainers(communicator, self.models, [d.optimizer for d in distributed], strategy)
         if self.tables is not None:
-            self.tables.connect(communicator.rows_of, self._pull_all)
+            self.tables.connect(communicator.rows_of, self._pull_all, communicator.look_ahead)
         for hook in self._hooks:
             hook.remove()
         fetches = any(lane.independent_recv_thread for lane in plan.lanes)
@@ -1301,6 +1306,8 @@ def shrink(
             for found in pool.map(lambda each: each.shrink(days, threshold, names), clients):
                 removed.update(found)
     optimizer.barrier("shrunk")
+    if (look_ahead := job.look_ahead()) is not None:
+        look_ahead.changed()
     return dict(sorted(removed.items()))
 
 

@@ -71,6 +71,7 @@ class Shard:
         passes: of the job.
         name: of the loader, the same on every trainer; "": no message has it.
         leases: returns the job's, where leases deal out its samples.
+        ahead: reads the batches of a pass ahead of the script, where the job does that.
 
     Attributes:
         number: of the last pass that was drawn.
@@ -84,9 +85,11 @@ class Shard:
         passes: Passes,
         name: str = "",
         leases: Callable[[], SampleLeases | None] = lambda: None,
+        ahead: Callable[[Iterator[Any]], Iterator[Any]] = iter,
     ) -> None:
         self._loader, self._part, self._seed = loader, part, seed
         self._passes, self._name, self._leases = passes, name, leases
+        self._ahead = ahead
         self._warned = False
         self._asked: Iterable[Any] | None = None  # the next pass, once its length was asked for
         self._share: Any = None  # it has the length of an equal share of the last pass, if any has
@@ -103,7 +106,7 @@ class Shard:
         asked, self._asked = self._asked, None
         if (leases := self._leased_by()) is not None:
             return self._leased(leases, self._passes.begin() if asked is None else self.number)
-        return iter(self.begin_pass() if asked is None else asked)
+        return self._ahead(iter(self.begin_pass() if asked is None else asked))
 
     @property
     def size(self) -> int:
@@ -119,7 +122,7 @@ class Shard:
         self._asked = None
         if (leases := self._leased_by()) is not None:
             return self._leased(leases, number, batches)
-        return iter(self._fixed(number, batches))
+        return self._ahead(iter(self._fixed(number, batches)))
 
     def skip(self) -> None:
         """Skips a pass that is over already: a length that was asked for was that pass's."""
@@ -214,7 +217,7 @@ class Shard:
         epoch = replace(epoch, begun=begun)
         leases.begin(self._followed, epoch)
         mine = Pass(source, LeasedPart(leases, epoch))
-        return leased_batches(mine, lambda draws: iter(self._loaded(draws)))
+        return leased_batches(mine, lambda draws: self._ahead(iter(self._loaded(draws))))
 
     # ---- sources ----
 
@@ -333,6 +336,7 @@ def shard(
     passes: Passes | None = None,
     name: str = "",
     leases: Callable[[], SampleLeases | None] = lambda: None,
+    ahead: Callable[[Iterator[Any]], Iterator[Any]] = iter,
 ) -> Iterable[Any]:
     """One trainer's part of the data.
 
@@ -350,6 +354,7 @@ def shard(
         name: of the loader, where a pass may have to begin in its middle; then every pass has an
             order that can be drawn again, even where one trainer has all data.
         leases: returns the job's, where leases deal out its samples.
+        ahead: see :class:`Shard`.
 
     Returns:
         An iterable of batches; each iteration is a pass.
@@ -370,4 +375,4 @@ def shard(
     elif trainers == 1 and seed is None and not name:
         return loader
     part = Part(trainer_id, trainers)
-    return Shard(loader, part, seed, passes or Passes(), name, leases)
+    return Shard(loader, part, seed, passes or Passes(), name, leases, ahead)

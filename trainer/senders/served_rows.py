@@ -20,8 +20,11 @@ A load whose connection broke is repeated: it assigns, so repeating it does no h
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -36,7 +39,7 @@ from pserver.table import ids as id_arithmetic
 from pserver.table.gradient import RowGradient
 from pserver.table.rows import initial_values
 from pserver.telemetry.trace import SPANS, now
-from pserver.transport.arrays import checksum
+from pserver.transport.arrays import PLACES, ROWS, checksum
 from pserver.transport.frames import DTYPES
 from trainer.embedding.rows import Arrived
 from trainer.senders.live_trainers import LiveTrainers
@@ -51,6 +54,43 @@ CHUNK_ROWS = 65536
 Chunk = dict[str, np.ndarray]
 
 
+@dataclass(slots=True, eq=False)
+class KeptLookup:
+    """A lookup ahead of its step, which servers keep.
+
+    Attributes:
+        number: by which they know it.
+        ids: by table, int64 [u].
+        divided: by table, the places of the ids that each server holds; empty where one holds all.
+        rows: by table, [u, dim].
+    """
+
+    number: int
+    ids: dict[str, torch.Tensor]
+    divided: Mapping[str, Sequence[torch.Tensor]]
+    rows: dict[str, torch.Tensor]
+
+    @property
+    def count(self) -> int:
+        """Rows of all tables."""
+        return sum(map(len, self.ids.values()))
+
+    def ids_of(self, name: str, server: int) -> torch.Tensor:
+        """The ids of a table that a server holds."""
+        return _own(self.ids[name], self.divided, name, server)
+
+    def take(self, server: int, names: Iterable[str], arrays: Mapping[str, torch.Tensor]) -> int:
+        """Takes a server's changed rows in; returns their number."""
+        changed = 0
+        for name in names:
+            if name + PLACES in arrays:
+                places, rows = arrays[name + PLACES], self.rows[name]
+                own = self.divided[name][server][places] if name in self.divided else places
+                rows[own] = arrays[name + ROWS].to(rows.dtype)
+                changed += len(places)
+        return changed
+
+
 class Lookups:
     """Requests for rows of a job's tables, to all servers, one request at a time.
 
@@ -62,12 +102,16 @@ class Lookups:
     Attributes:
         tables: by name.
         lookups, rows: the numbers of requests for rows, and of rows looked up, since the start.
+        rows_ahead: those that were looked up ahead of their step.
+        rows_refreshed, rows_awaited: those of them that had changed since, each time; and those for
+            which a forward waited.
     """
 
     def __init__(self, tables: Sequence[Table]) -> None:
         self.tables = {table.name: table for table in tables}
-        self.lookups = 0
-        self.rows = 0  # that were looked up
+        self.lookups = self.rows = 0
+        self.rows_ahead = self.rows_refreshed = self.rows_awaited = 0
+        self._kept = 0  # lookups ahead
         self._clients: list[Client] = []
         # by server: the arrays of the present request, by name
         self._arrays: list[dict[str, torch.Tensor]] = []
@@ -98,40 +142,132 @@ class Lookups:
     def pull_all(self, asked: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The rows of unique ids of several tables, in one request to each server."""
         began = now() if SPANS.on else 0.0
-        servers = len(self._clients)
-        orders = {
-            name: id_arithmetic.partition(ids.numpy(), servers)
-            for name, ids in asked.items()
-            if servers > 1
-        }
-        rows = {name: self._blank(name, len(ids)) for name, ids in asked.items()}
         with self._turn:
-            replies = []
-            for server in range(servers):
-                own = {name: _own(ids, orders.get(name), server) for name, ids in asked.items()}
-                own = {name: ids for name, ids in own.items() if len(ids)}
-                if own:
-                    arrays = {
-                        name: rows[name] if servers == 1 else self._blank(name, len(ids))
-                        for name, ids in own.items()
-                    }
-                    replies.append(self._ask(server, own, arrays))
-            _wait(replies)
-            for name, (order, offsets) in orders.items():
-                for server, arrived in enumerate(self._arrays):
-                    if name in arrived:
-                        rows[name][
-                            torch.from_numpy(order[offsets[server] : offsets[server + 1]])
-                        ] = arrived[name]
-            self._arrays = [{} for _ in self._clients]
+            rows = self._look_up(asked, self._divided(asked))
         self.lookups += 1
         count = sum(map(len, asked.values()))
         self.rows += count
         if began:
             SPANS.add("lookup", began, now(), tables=", ".join(asked), rows=count)
+        return rows
+
+    def _divided(self, asked: Mapping[str, torch.Tensor]) -> dict[str, list[torch.Tensor]]:
+        """By table, the places of the ids that each server holds; empty where one holds all."""
+        servers = len(self._clients)
+        if servers == 1:
+            return {}
+        places = {}
+        for name, ids in asked.items():
+            order, offsets = id_arithmetic.partition(ids.numpy(), servers)
+            bounds = pairwise(offsets.tolist())
+            places[name] = [torch.from_numpy(order[begin:end]) for begin, end in bounds]
+        return places
+
+    def _look_up(
+        self,
+        asked: Mapping[str, torch.Tensor],
+        divided: Mapping[str, Sequence[torch.Tensor]],
+        number: int = 0,
+    ) -> dict[str, torch.Tensor]:
+        """The rows of these ids.  The caller holds the turn.
+
+        Args:
+            divided: see :meth:`_divided`.
+            number: under which the servers keep the lookup; 0: they do not.
+        """
+        rows = {name: self._blank(name, len(ids)) for name, ids in asked.items()}
+        replies = []
+        for server in range(len(self._clients)):
+            own = {name: _own(ids, divided, name, server) for name, ids in asked.items()}
+            own = {name: ids for name, ids in own.items() if len(ids)}
+            if own:
+                into = {
+                    name: self._blank(name, len(ids)) if divided else rows[name]
+                    for name, ids in own.items()
+                }
+                replies.append(self._ask(server, own, into).lookup(own, number))
+        _wait(replies)
+        for name, places in divided.items():
+            for server, arrived in enumerate(self._arrays):
+                if name in arrived:
+                    rows[name][places[server]] = arrived[name]
+        self._arrays = [{} for _ in self._clients]
         return {
             name: found.to(DTYPES[self.tables[name].computes_in]) for name, found in rows.items()
         }
+
+    # ---- lookups ahead ----
+
+    def look_up_ahead(self, asked: Mapping[str, torch.Tensor]) -> KeptLookup:
+        """As :meth:`pull_all`; the servers keep what they send, so that :meth:`refresh` needs only
+        what has changed.
+
+        Raises:
+            PServerError: a server is lost, or refuses an id.
+        """
+        began = now() if SPANS.on else 0.0
+        divided = self._divided(asked)
+        with self._turn:
+            self._kept += 1
+            kept = KeptLookup(self._kept, dict(asked), divided, {})
+            kept.rows = self._look_up(asked, divided, kept.number)
+        self.lookups += 1
+        self.rows_ahead += kept.count
+        if began:
+            SPANS.add("look ahead", began, now(), tables=", ".join(asked), rows=kept.count)
+        return kept
+
+    def refresh(
+        self,
+        kept: KeptLookup,
+        names: Collection[str],
+        awaited: bool,
+        after: Mapping[int, int] = MappingProxyType({}),
+    ) -> bool:
+        """Brings rows that were looked up ahead to what a lookup would read now.
+
+        Args:
+            names: of the tables whose rows are refreshed.
+            awaited: a forward waits for them.
+            after: by lane, a step of this trainer, which may be on its way, that is applied before.
+
+        Returns:
+            Whether they are; False where a server cannot tell what has changed after these steps.
+
+        Raises:
+            PServerError: a server is lost.
+        """
+        began = now() if SPANS.on else 0.0
+        changed = 0
+        with self._turn:
+            replies = {}
+            for server in range(len(self._clients)):
+                own = [name for name in names if len(kept.ids_of(name, server))]
+                if own:
+                    replies[server] = self._ask(server, own, {}).refresh(kept.number, own, after)
+            _wait(list(replies.values()))
+            arrived, self._arrays = self._arrays, [{} for _ in self._clients]
+            known = {n: not reply.result().unknown_lookup for n, reply in replies.items()}
+            for server in known:
+                if known[server]:
+                    changed += kept.take(server, names, arrived[server])
+                elif not after:
+                    changed += self._look_up_again(kept, names, server)
+        self.rows_refreshed += changed
+        self.rows_awaited += changed if awaited else 0
+        if began:
+            SPANS.add("refresh", began, now(), tables=", ".join(names), rows=changed)
+        return not after or all(known.values())
+
+    def _look_up_again(self, kept: KeptLookup, names: Iterable[str], server: int) -> int:
+        """Looks up all rows of a server that does not know the lookup; their number."""
+        own = {name: kept.ids_of(name, server) for name in names}
+        own = {name: ids for name, ids in own.items() if len(ids)}
+        rows = {name: self._blank(name, len(ids)) for name, ids in own.items()}
+        _wait([self._ask(server, own, rows).lookup(own, kept.number)])
+        self._arrays[server] = {}
+        every = {name + PLACES: torch.arange(len(ids)) for name, ids in own.items()}
+        return kept.take(server, own, every | {name + ROWS: each for name, each in rows.items()})
 
     def _blank(self, name: str, count: int) -> torch.Tensor:
         table = self.tables[name]
@@ -142,17 +278,17 @@ class Lookups:
         assert channel is not None, "a plan with tables has a stream for them"
         return channel
 
-    def _ask(
-        self, server: int, own: Mapping[str, torch.Tensor], arrays: dict[str, torch.Tensor]
-    ) -> Future[Reply]:
+    def _ask(self, server: int, names: Iterable[str], arrays: dict[str, torch.Tensor]) -> Channel:
+        """The channel for a request about tables, whose answer comes into these arrays, or into new
+        ones.
+        """
         if self._clients[server].left:
-            names = ", ".join(map(repr, own))
             raise RuntimeError(
-                f"this trainer has left the job: no lookup in table {names} after fleet.finish() "
-                "or Executor.close()"
+                "this trainer has left the job: no lookup in table "
+                f"{', '.join(map(repr, names))} after fleet.finish() or Executor.close()"
             )
         self._arrays[server] = arrays
-        return self._channel(server).lookup(own)
+        return self._channel(server)
 
     # ---- whole tables ----
 
@@ -237,7 +373,12 @@ class Lookups:
 
     def metrics(self) -> dict[str, float]:
         """Requests for rows, and rows, since the start."""
-        return {"lookups": float(self.lookups), "rows_looked_up": float(self.rows)}
+        counts = {"lookups": float(self.lookups), "rows_looked_up": float(self.rows)}
+        if self._kept:
+            counts["rows_ahead"] = float(self.rows_ahead)
+            counts["rows_refreshed"] = float(self.rows_refreshed)
+            counts["rows_awaited"] = float(self.rows_awaited)
+        return counts
 
 
 def _wait(replies: Sequence[Future[Reply]]) -> None:
@@ -259,12 +400,10 @@ def _chosen(ids: np.ndarray, servers: int) -> list[torch.Tensor]:
 
 
 def _own(
-    ids: torch.Tensor, order: tuple[np.ndarray, np.ndarray] | None, server: int
+    ids: torch.Tensor, divided: Mapping[str, Sequence[torch.Tensor]], name: str, server: int
 ) -> torch.Tensor:
-    if order is None:
-        return ids
-    positions, offsets = order
-    return ids[torch.from_numpy(positions[offsets[server] : offsets[server + 1]])]
+    """The ids of a table that a server holds."""
+    return ids[divided[name][server]] if name in divided else ids
 
 
 class ServedRows:

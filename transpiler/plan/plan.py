@@ -122,6 +122,7 @@ class Lane:
             ("go_on"); or the job is to "stop".
         row_invalidation: servers tell a trainer which rows others have changed, and it asks for
             those alone; otherwise it asks for every row once in a window.
+        look_ahead: batches whose rows of tables a trainer looks up ahead; 0: none.
     """
 
     mode: str
@@ -144,6 +145,14 @@ class Lane:
     outlier_factor: float = 100.0
     lost_trainer: str = "wait"
     row_invalidation: bool = True
+    look_ahead: int = 0
+
+    @property
+    def refreshes_rows(self) -> bool:
+        """Whether rows that were looked up ahead are brought up to date before they are read;
+        otherwise a trainer reads them as they were, ``look_ahead`` steps old at most.
+        """
+        return self.kind.waits_for_all or self.kind.collects or self.staleness is not None
 
     @property
     def averages(self) -> bool:

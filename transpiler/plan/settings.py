@@ -360,6 +360,8 @@ def _names(modes: Iterable[Mode]) -> tuple[str, ...]:
     return tuple(mode.name for mode in modes)
 
 
+MOST_LOOK_AHEAD = 4  # batches: servers keep the rows that they have sent of each
+
 EVERY = _names(EVERY_MODE)  # of a setting that every update mode reads
 _QUEUE = _names(mode for mode in MODES.values() if mode.queues)
 _K_STEPS = _names(mode for mode in MODES.values() if mode.steps_on_trainer)
@@ -419,6 +421,15 @@ A_SYNC_CONFIGS = table(
         "otherwise it asks for every row once in a window.",
         _names([GEO]),
         lane="row_invalidation",
+    ),
+    Setting(
+        "look_ahead",
+        0,
+        count(least=0, most=MOST_LOOK_AHEAD),
+        "Batches whose rows of tables are looked up ahead, while the steps before them are taken; "
+        "0: a forward looks up its own.",
+        _names(mode for mode in MODES.values() if not mode.steps_on_trainer),
+        lane="look_ahead",
     ),
     Setting(
         "independent_recv_thread",

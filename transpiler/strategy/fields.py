@@ -51,6 +51,9 @@ class ASyncConfigs(TypedDict, total=False):
     row_invalidation: bool
     """Servers tell a trainer which rows others have changed, and it asks for those alone;
     otherwise it asks for every row once in a window."""
+    look_ahead: int
+    """Batches whose rows of tables are looked up ahead, while the steps before them are taken;
+    0: a forward looks up its own."""
     independent_recv_thread: bool
     """A thread of its own fetches parameters; otherwise they come with the answer to a step."""
     min_send_grad_num_before_recv: int
@@ -113,6 +116,7 @@ if TYPE_CHECKING:
         max_merge_var_num: ReadOnly[int]
         send_queue_size: ReadOnly[int]
         row_invalidation: ReadOnly[bool]
+        look_ahead: ReadOnly[int]
         independent_recv_thread: ReadOnly[bool]
         min_send_grad_num_before_recv: ReadOnly[int]
         thread_pool_size: ReadOnly[int]
