@@ -18,11 +18,13 @@ from tests.support.threads import at_once
 from trainer.data.datasets import QueueDataset
 from trainer.data.pieces import Slot
 from trainer.job.datasets import _Passes
+from trainer.samplers.read_ahead import ReadAhead
 from trainer.samplers.sample_counts import SampleCounts
 
 pytestmark = pytest.mark.timeout(60)
 
 SAMPLES, BATCH = 60, 4  # of a file, of a batch
+TAKEN = 6  # batches of a trainer that is then lost
 
 
 @pytest.fixture
@@ -42,8 +44,30 @@ def written(folder: Path, files: int) -> list[str]:
     return found
 
 
-def batches(script: Script, files: list[str], **settings: Any) -> Iterator[list[int]]:
-    """The samples of a pass, batch by batch; a step is taken with each."""
+class Announced:
+    """Lookups of coming batches, of which there are none."""
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+
+    def announce_batch(self, batch: Any, source: object) -> None:
+        pass
+
+    def give(self, batch: Any) -> None:
+        pass
+
+    def withdraw(self, source: object = None) -> None:
+        pass
+
+
+def batches(
+    script: Script, files: list[str], depth: int = 0, **settings: Any
+) -> Iterator[list[int]]:
+    """The samples of a pass, batch by batch; a step is taken with each.
+
+    Args:
+        depth: batches that are read ahead.
+    """
 
     job, trainers = script.job, SimpleNamespace(part=lambda: (script.number, 2))
     dataset = QueueDataset(trainers)  # type: ignore[arg-type]  # it needs no more of the job
@@ -51,7 +75,8 @@ def batches(script: Script, files: list[str], **settings: Any) -> Iterator[list[
     dataset.set_filelist(files)
     counts = SampleCounts("files", job.agree)
     leases = job.samples.leases(job.communicator, job.strategy, job.saves)
-    for batch in _Passes(dataset, lambda: leases, job.passes.begin, counts):
+    ahead = ReadAhead(lambda: Announced(depth))
+    for batch in _Passes(dataset, lambda: leases, job.passes.begin, counts, ahead):
         yield batch["n"].tolist()
         script.step()
 
@@ -65,30 +90,31 @@ def pair(server: Server) -> list[Script]:
     return at_once(*(lambda n=n: Script([server], n) for n in (0, 1)))  # type: ignore[misc]  # of lambdas
 
 
+@pytest.mark.parametrize("depth", [0, 2], ids=["", "read ahead"])
 @pytest.mark.parametrize("files", [1, 8], ids=["samples", "pieces"])
 def test_what_a_lost_trainer_leaves_counts_as_handed_back(
-    server: Server, tmp_path: Path, files: int
+    server: Server, tmp_path: Path, files: int, depth: int
 ) -> None:
-    """All that it had leased and that no step had, also of pieces whose end nobody had met: each
-    sample is in one step, of either trainer.
+    """All that it had leased and that no step had, also of pieces whose end nobody had met, and
+    what was read ahead: each sample is in one step, of either trainer.
     """
     lost, other = pair(server)
     paths, seen = written(tmp_path, files), list[int]()
-    mine = batches(lost, paths)
-    for _ in range(3):
+    mine = batches(lost, paths, depth)
+    for _ in range(TAKEN + 1):
         seen += next(mine)
     lost.optimizer.flush()
     taken = accounts(server)[0].decided
-    kill([server], lost)  # its third batch is in no step
-    for batch in batches(other, paths):
+    kill([server], lost)  # its last batch is in no step
+    for batch in batches(other, paths, depth):
         seen += batch
     other.optimizer.flush()
     account = accounts(server)[0]
     other.finish()
 
-    assert taken == 2 * BATCH and account.over
+    assert taken == TAKEN * BATCH and account.over
     whole = files * SAMPLES
-    assert sorted(seen[:taken] + seen[3 * BATCH :]) == list(range(whole))
+    assert sorted(seen[:taken] + seen[(TAKEN + 1) * BATCH :]) == list(range(whole))
     assert account == Account(whole, whole, 0, 0, over=True, handed_back=account.handed_back)
     assert account.handed_back >= BATCH
     if files > 1:
