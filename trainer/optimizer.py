@@ -5,14 +5,14 @@ servers take its steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pserver.errors import PartialPlan
 from pserver.telemetry.trace import SPANS, now
-from trainer.gradients.averaging import close_and_finish
+from trainer.collective.gradient_means import GradientMeans
+from trainer.gradients.averaging import AveragedStep
 from trainer.gradients.dgc import DeepGradientCompression
 from trainer.gradients.gradient_merge import GradientMerge
 from trainer.gradients.step import (
@@ -20,14 +20,13 @@ from trainer.gradients.step import (
     clip_in_place,
     divided,
     hidden,
-    send_early,
     tables_in,
     tell_scaler,
     unscale,
 )
 from trainer.modules.dump import ModuleDump
 from trainer.modules.loss_scaling import LossScaling
-from transpiler.clip import GradClip
+from transpiler.clip import ClipGradByValue, GradClip
 from transpiler.ir.rules import rule_of
 from transpiler.names.names import missing_member
 from transpiler.param_attr import unclipped
@@ -193,8 +192,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         overflow = self._overflowed()
         if self._merge is None:
             self._update(loss, overflow)
-        else:
-            self._merge.step(self, overflow, partial(self._update, loss))
+        elif self._merge.add(self, overflow):
+            with self._merge.lent():
+                self._update(loss, self._merge.overflow)
         self._seen_by_schedulers()
         if began:
             SPANS.add("step", began, now())
@@ -272,18 +272,84 @@ class DistributedOptimizer(torch.optim.Optimizer):
         elif self._tables is not None:
             self._tables.discard(tables)
         self._left.clear()
-        overflow = close_and_finish(self, communicator, overflow, self._gradients, self._step_here)
+        overflow = self._close_and_finish(communicator, overflow)
         if overflow and not own:
             tell_scaler(self)  # see [Note: whose overflow]
         if self.dgc is not None:
             self.dgc.end(applied=not overflow)
         return overflow
 
+    def _close_and_finish(self, communicator: Communicator, overflow: bool) -> bool:
+        """Closes the step, with the part that the trainers average, waits for the servers, and
+        counts the step.  See [Note: a step of both] in averaging.py.
+
+        Args:
+            overflow: whether a gradient of this trainer is not finite.
+
+        Returns:
+            Whether the step overflowed on some trainer, and no trainer took it.
+        """
+        step = AveragedStep(self.lanes, communicator)
+        means = self._average(step, overflow) if step.first else None
+        if means is not None and step.decided:
+            overflow = means.overflow
+        communicator.close_step(self.hparams(), overflow, self.lanes)
+        early = step.due and not step.decided
+        if early:
+            overflow = self._apply(means or self._average(step, overflow))
+            self.steps += 0 if overflow else 1  # a process that joins now gets this number
+        communicator.position.quiet = not step.answers
+        done = communicator.finish_step()  # None: the trainers average all of its gradients
+        communicator.position.quiet = False
+        if step.decided:
+            assert done is not None, "a lane whose steps need all trainers"
+            overflow = self._apply(step.settle(done.committed))
+        overflow = overflow or (done is not None and done.overflow)
+        if not early:
+            self.steps += 0 if overflow else 1
+        return overflow
+
+    def _average(self, step: AveragedStep, overflow: bool) -> GradientMeans:
+        return step.average(self.trained(), self._gradients(), overflow)
+
+    def _apply(self, means: GradientMeans) -> bool:
+        """Steps the parameters by their means; returns whether the step overflowed."""
+        found = means.land()
+        if found and not means.overflow:
+            self._step_here({p: p.grad for p in found if p.grad is not None})
+        return means.overflow
+
     def _send_early(self) -> None:
-        """Makes backward send each gradient as soon as it is complete."""
-        if self._connection is not None:
-            trained = {p: name for name, p in self.trained().items() if p.requires_grad}
-            send_early(trained, lambda: self._connection, self.grad_clip, self._left)
+        """Makes backward send each gradient as soon as it is complete, in autograd's thread.
+
+        Raises:
+            ValueError: clipping has to wait for all gradients on the trainer.
+        """
+        element_wise = self.grad_clip is None or isinstance(self.grad_clip, ClipGradByValue)
+        if self._connection is None:
+            return
+        if not (element_wise or self._connection.plan.clips_on_servers):
+            raise ValueError(
+                "overlap: gradients cannot leave early where grad_clip needs all of them on the "
+                "trainer"
+            )
+        for parameter in self.trained().values():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._send_one)  # type: ignore[no-untyped-call]  # torch's own
+
+    def _send_one(self, parameter: torch.Tensor) -> None:
+        name = self.names[parameter]
+        if parameter in self._left:
+            raise RuntimeError(
+                f"overlap: {name!r} has a second gradient in one step, and the first one has left"
+            )
+        communicator, gradient = self._connection, parameter.grad
+        if communicator is None or gradient is None or name in communicator.plan.averaged:
+            return
+        plan = communicator.plan
+        if not plan.lane_of(plan.placement(name)).kind.steps_on_trainer:
+            self._left.add(parameter)
+            communicator.send_whole({name: gradient})
 
     def _step_here(self, gradients: Gradients) -> None:
         """Steps these parameters, and no others, by the user's own optimizer."""

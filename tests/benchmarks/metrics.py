@@ -9,7 +9,6 @@ from harness import Promise, Row, alternate, timed
 from jobs import trainer
 from processes import server
 
-from pserver.client.replies import Reply
 from pserver.telemetry.metrics import JobSteps
 from pserver.telemetry.trace import now
 from trainer.communicator.metrics import TrainerSteps
@@ -29,7 +28,7 @@ def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]
     torch.set_num_threads(1)
     if STEP not in wanted:
         return
-    job, own, reply = JobSteps().lane(0), TrainerSteps(), Reply()
+    job, own = JobSteps().lane(0), TrainerSteps()
     answered = own.answered(0, 0)
 
     def added() -> None:
@@ -40,7 +39,8 @@ def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]
         job.applied(began)
         job.pushed(refused=False)
         own.closed(0)
-        own.blocked(0, lambda: reply)
+        with own.blocked(0):
+            pass
         answered(now() - began)
 
     with server() as (_, endpoint), trainer(endpoint, [4096], "shm") as joined:

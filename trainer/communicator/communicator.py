@@ -746,9 +746,11 @@ class Communicator:
             PServerError: a server or another trainer is lost, or a server refused the step.
             SystemExit: this was the last step of a probe.
         """
-        closed = sorted(self._closed)
+        closed, replies = sorted(self._closed), list[Reply]()
         with self._probe, self.position.waiting():
-            replies = [self.page.steps.blocked(each, self.lanes[each].finish) for each in closed]
+            for index in closed:
+                with self.page.steps.blocked(index):
+                    replies.append(self.lanes[index].finish())
         self._closed.clear()
         for index in closed:
             self.external_writes.note_received(index)

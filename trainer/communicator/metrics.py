@@ -13,7 +13,6 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from pserver.client.client import Client, Report, TrainerLaneTotals
-from pserver.client.replies import Reply
 from pserver.config import metrics_place
 from pserver.onlookers import onlooker
 from pserver.security.access import Access
@@ -82,14 +81,14 @@ class TrainerSteps(Collector):
         self.lane(lane).steps += 1
         self._closed[lane] = closed
 
-    def blocked(self, lane: int, finish: Callable[[], Reply]) -> Reply:
-        """Finishes a step of a lane; the time counts as blocked."""
+    @contextmanager
+    def blocked(self, lane: int) -> Iterator[None]:
+        """Counts the time inside, in which a lane's step is finished, as blocked."""
         began = now()
         with self._waiting([lane]):
-            reply = finish()
+            yield
         if SPANS.on:
             SPANS.add("wait", began, now(), lane=lane)
-        return reply
 
     @contextmanager
     def waits(self) -> Iterator[None]:

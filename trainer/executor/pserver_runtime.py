@@ -168,7 +168,8 @@ class ProgramAverages:
 
         def average(op: Op, x: Sequence[Tensor], **_: Any) -> Any:
             parameters, step = parameters_of(op), self._step
-            means = step.average(dict(zip(parameters, x, strict=True)), overflow=False)
+            gradients = dict(zip(parameters, x, strict=True))
+            means = step.average(self._steps.trained(), gradients, overflow=False)
             if step.decided:
                 return _results(x)  # the result of the wait counts
             return self._count(means, parameters)
@@ -183,7 +184,7 @@ class ProgramAverages:
     @property
     def _step(self) -> AveragedStep:
         lanes = range(len(self._plan.lanes))
-        return AveragedStep(self._steps.trained, lanes, self._communicator())
+        return AveragedStep(lanes, self._communicator())
 
     def _count(self, means: GradientMeans, parameters: Sequence[Tensor]) -> Any:
         """Copies of means, which now count; another trainer may still have to receive them."""

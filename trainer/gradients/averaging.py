@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -47,29 +47,10 @@ if TYPE_CHECKING:
 # The part of a step that trainers average among themselves, beside the servers' part.
 
 
-class Stepped(Protocol):
-    """A distributed optimizer.
-
-    Attributes:
-        steps: taken by the job.
-        lanes: the plan's lanes that take its steps.
-    """
-
-    steps: int
-    lanes: tuple[int, ...]
-
-    def trained(self) -> dict[str, Tensor]:
-        """The parameters, by name."""
-
-    def hparams(self) -> dict[int, dict[str, Any]]:
-        """The present hyper-parameters, by the group's number in the plan."""
-
-
 class AveragedStep:
     """The averaged part of one step of some parameters.
 
     Args:
-        trained: gives the parameters, by name.
         lanes: the plan's lanes that take such steps.
         communicator: to the servers.
 
@@ -79,13 +60,8 @@ class AveragedStep:
         decided: whether it counts when the servers have decided the step.
     """
 
-    def __init__(
-        self,
-        trained: Callable[[], Mapping[str, Tensor]],
-        lanes: Iterable[int],
-        communicator: Communicator,
-    ) -> None:
-        self._trained, self._plan = trained, communicator.plan
+    def __init__(self, lanes: Iterable[int], communicator: Communicator) -> None:
+        self._plan = communicator.plan
         self._among = communicator.dense_allreduce
         self.due = bool(self._plan.averaged) and self._among is not None
         self.first = self.due and isinstance(self._among, DenseSteps)
@@ -99,10 +75,17 @@ class AveragedStep:
         """
         return self.decided or not self.first
 
-    def average(self, gradients: Gradients, overflow: bool) -> GradientMeans:
-        """The mean gradients over the trainers."""
-        mine = self._trained()
-        parameters = [mine[name] for name in self._plan.averaged if name in mine]
+    def average(
+        self, trained: Mapping[str, Tensor], gradients: Gradients, overflow: bool
+    ) -> GradientMeans:
+        """The mean gradients over the trainers.
+
+        Args:
+            trained: the parameters, by name.
+            gradients: of the step, by parameter.
+            overflow: whether one of them is not finite.
+        """
+        parameters = [trained[name] for name in self._plan.averaged if name in trained]
         own = {p: gradients[p] for p in parameters if p in gradients}
         began = now() if SPANS.on else 0.0
         assert self._among is not None, "they average something"
@@ -115,53 +98,6 @@ class AveragedStep:
         """The means that count, with so many trainers in the step that the servers have decided."""
         assert isinstance(self._among, DenseSteps), "servers decide the step"
         return self._among.settle(committed)
-
-
-def _applied(means: GradientMeans, step_here: Callable[[Gradients], None]) -> bool:
-    """Steps the parameters by their means, and tells whether the step overflowed."""
-    found = means.land()
-    if found and not means.overflow:
-        step_here({p: p.grad for p in found if p.grad is not None})
-    return means.overflow
-
-
-def close_and_finish(
-    optimizer: Stepped,
-    communicator: Communicator,
-    overflow: bool,
-    gradients: Callable[[], Gradients],
-    step_here: Callable[[Gradients], None],
-) -> bool:
-    """Closes an optimizer's step, with the part that the trainers average, waits for the servers,
-    and counts the step.  See [Note: a step of both].
-
-    Args:
-        overflow: whether a gradient of this trainer is not finite.
-        gradients: gives the step's gradients, by parameter.
-        step_here: steps the parameters of these gradients.
-
-    Returns:
-        Whether the step overflowed on some trainer, and no trainer took it.
-    """
-    step = AveragedStep(optimizer.trained, optimizer.lanes, communicator)
-    means = step.average(gradients(), overflow) if step.first else None
-    if means is not None and step.decided:
-        overflow = means.overflow
-    communicator.close_step(optimizer.hparams(), overflow, optimizer.lanes)
-    early = step.due and not step.decided
-    if early:
-        overflow = _applied(means or step.average(gradients(), overflow), step_here)
-        optimizer.steps += 0 if overflow else 1  # a process that joins now gets this number
-    communicator.position.quiet = not step.answers
-    done = communicator.finish_step()  # None: the trainers average all of its gradients
-    communicator.position.quiet = False
-    if step.decided:
-        assert done is not None, "a lane whose steps need all trainers"
-        overflow = _applied(step.settle(done.committed), step_here)
-    overflow = overflow or (done is not None and done.overflow)
-    if not early:
-        optimizer.steps += 0 if overflow else 1
-    return overflow
 
 
 # ---- averaged values ----

@@ -14,7 +14,7 @@ equal.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -55,18 +55,16 @@ class GradientMerge:
         self._sums: dict[Tensor, Tensor] = {}  # of this window
         self._rows: dict[ProxyParameter, RowGradient] = {}
 
-    def step(
-        self, optimizer: torch.optim.Optimizer, overflow: bool, update: Callable[[bool], None]
-    ) -> None:
-        """Adds the gradients of a step to those of its window; the window's last step makes the
-        update.
+    def add(self, optimizer: torch.optim.Optimizer, overflow: bool) -> bool:
+        """Adds the gradients of a step to those of its window.
 
         Args:
             optimizer: the optimizer whose ``step()`` this is.
             overflow: whether the gradients are not finite: they are left out, and the window makes
                 no update.
-            update: takes the step with the gradients in ``p.grad``; its argument is whether there
-                was an overflow.
+
+        Returns:
+            Whether it is the last step of its window, which makes the update, in :meth:`lent`.
 
         Raises:
             ValueError: a gradient is sparse.
@@ -74,9 +72,7 @@ class GradientMerge:
         last = self._add_all(optimizer.param_groups, overflow)
         if last or overflow:  # see [Note: an overflow in a window]
             tell_scaler(optimizer, self.overflow and last)
-        if last:
-            with self._lent():
-                update(self.overflow)
+        return last
 
     def _add_all(self, groups: Iterable[Mapping[str, Any]], overflow: bool) -> bool:
         """Adds the gradients, and tells whether the step is the last one of its window."""
@@ -150,7 +146,7 @@ class GradientMerge:
         return self._room[parameter]
 
     @contextmanager
-    def _lent(self) -> Iterator[None]:
+    def lent(self) -> Iterator[None]:
         """Puts the sum, or mean, of the window into ``p.grad`` in this context; then a new window
         begins.
         """

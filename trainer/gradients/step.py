@@ -1,4 +1,4 @@
-"""Gradients of a step before they are sent: overflow, clipping, division, overlap with backward.
+"""Gradients of a step before they are sent: overflow, clipping, division.
 
 [Note: whose overflow]  Each trainer's GradScaler checks its own gradients before ``step()``, and
 keeps its findings until ``update()``, which lowers the scale or lets it grow.  In sync mode no
@@ -12,10 +12,9 @@ warns.  But the scaler is the caller: its frame is on the stack, with its findin
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,10 +22,6 @@ from torch import Tensor
 from trainer.embedding.proxy import ProxyParameter
 from transpiler.clip import ClipGradByValue, GradClip, apply
 from transpiler.plan.plan import Plan
-
-if TYPE_CHECKING:
-    from trainer.communicator.communicator import Communicator
-
 
 # ---- clipping ----
 #
@@ -162,51 +157,3 @@ def tell_scaler(optimizer: torch.optim.Optimizer, overflow: bool = True) -> bool
                 return True
         frame = frame.f_back
     return False
-
-
-# ---- overlap ----
-#
-# Gradients that are sent while backward runs.
-
-
-def send_early(
-    names: Mapping[torch.Tensor, str],
-    connected: Callable[[], Communicator | None],
-    grad_clip: GradClip | None,
-    left: set[torch.Tensor],
-) -> None:
-    """Registers hooks that send each gradient when backward has finished with it, in autograd's
-    thread.
-
-    Args:
-        names: of the parameters.
-        connected: gives the present connection, over which they are sent.
-        grad_clip: of the optimizer.
-        left: gets the parameters whose gradient of the present step has been sent.
-
-    Raises:
-        ValueError: clipping has to wait for all gradients on the trainer.
-    """
-
-    def send_one(parameter: torch.Tensor) -> None:
-        if parameter in left:
-            raise RuntimeError(
-                f"overlap: {names[parameter]!r} has a second gradient in one step, and the first "
-                "one has left"
-            )
-        communicator, gradient, name = connected(), parameter.grad, names[parameter]
-        if communicator is None or gradient is None or name in communicator.plan.averaged:
-            return
-        plan = communicator.plan
-        if not plan.lane_of(plan.placement(name)).kind.steps_on_trainer:
-            left.add(parameter)
-            communicator.send_whole({name: gradient})
-
-    communicator = connected()
-    element_wise = grad_clip is None or isinstance(grad_clip, ClipGradByValue)
-    if not element_wise and communicator is not None and not communicator.plan.clips_on_servers:
-        raise ValueError(
-            "overlap: gradients cannot leave early where grad_clip needs all of them on the trainer"
-        )
-    for parameter in names:
-        parameter.register_post_accumulate_grad_hook(send_one)  # type: ignore[no-untyped-call]  # torch's own
