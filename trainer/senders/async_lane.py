@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 
@@ -481,6 +480,7 @@ class AsyncSender:
     def _exchange(self, message: MergedSteps, omit_values: bool) -> None:
         gradients = self._slices.cut(message.gradients)
         reuse = message.owned and not omit_values
+        self._pending.left(message.send_time, self._pipeline.step + 1)
         self._last, values = self._pipeline.exchange(
             gradients,
             message.hparams,
@@ -489,7 +489,6 @@ class AsyncSender:
             message.tables,
             message.steps,
             assignments=message.assignments,
-            leaves=partial(self._pending.left, message.send_time),
             leases=message.leases,
         )
         beside = {

@@ -416,12 +416,14 @@ class GeoSender(KStepSender):
 
     def _take(self) -> None:
         """Takes in the last reply; its message, and those before, are no longer under way."""
-        last = self._staged.apply(self._move)
+        with self._staged.taken() as (values, last):
+            for name, value in values.items():
+                self._move(name, value, last)
         self._slices.flush_buffers()
         self._tell_tables()
-        while self._outliers and self._outliers[0] <= (last or 0):
+        while self._outliers and self._outliers[0] <= last:
             self._outliers.popleft()
-        while self._under_way and (self._under_way[0][0] <= (last or 0)):
+        while self._under_way and self._under_way[0][0] <= last:
             self._under_way.popleft()
 
     def _move(self, name: str, value: torch.Tensor, message: int) -> None:

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
@@ -368,8 +369,8 @@ class PendingAssignments:
         return send_time
 
     def left(self, send_time: SendTime | None, number: int) -> None:
-        """Notes that a message leaves now, with this number.  Without assignments it has no
-        send_time.
+        """Notes that the message of this number is the next to leave.  Without assignments it has
+        no send_time.
         """
         if send_time is not None:
             with self._lock:
@@ -506,7 +507,6 @@ class RequestPipeline:
         steps: int = 1,
         last: bool = False,
         assignments: Mapping[str, Assignment] = MappingProxyType({}),
-        leaves: Callable[[int], None] = lambda number: None,
         changes: Mapping[str, torch.Tensor] = MappingProxyType({}),
         leases: tuple[EpochRange, ...] = (),
         feeds: Mapping[str, ChangeFeed] = MappingProxyType({}),
@@ -523,7 +523,6 @@ class RequestPipeline:
             steps: the number of the script's steps in the message.
             last: whether this trainer leaves after the message.
             assignments: the external writes, by slice.
-            leaves: called with the message's number before it leaves.
             changes: what has changed, by slice, if whole parameters are sent in place of gradients.
             leases: the positions of epochs that the message's steps have consumed.
             feeds: by table, what the replies tell of changes by other trainers.
@@ -533,7 +532,6 @@ class RequestPipeline:
         """
         with self.turn:
             self.step += 1
-            leaves(self.step)
             self._reusable, self._values = gradients if reuse else {}, {}
             replies, leaving_for = list[Future[Reply]](), list[Future[None]]()
             divided = {name: rows.divide(len(self._channels)) for name, rows in tables.items()}
@@ -647,13 +645,13 @@ class StagedValues:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is staged: all values were applied or dropped."""
+        """Whether nothing is staged: all values were taken or dropped."""
         with self._lock:
             return not self._values
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is staged, and no :meth:`apply` is under way."""
+        """Whether nothing is staged, and none are in use in :meth:`taken`."""
         with self._lock:
             return not self._values and not self._taking
 
@@ -671,22 +669,18 @@ class StagedValues:
             self._message = message
         self._buffers.give_back(outdated)
 
-    def apply(self, write: Callable[[str, torch.Tensor, int], None]) -> int | None:
-        """Calls ``write(slice, value, message)`` for every staged value; their memory is given
-        back.
-
-        Returns:
-            The message's number; None if there was no message since the last call.
+    @contextmanager
+    def taken(self) -> Iterator[tuple[Tensors, int]]:
+        """Takes the staged values, by slice, and the message's number, for use inside; then their
+        memory is given back.  The number is 0 if there was no message since the last time.
         """
         values, memory, message = self._take_out(taking=True)
         try:
-            for name, value in values.items():
-                write(name, value, message)
+            yield values, message
         finally:
             with self._lock:
                 self._taking = False
         self._buffers.give_back(memory)
-        return message or None
 
     def take_out(self) -> tuple[Tensors, Tensors, int]:
         """Takes the staged values, memory and message, as given to :meth:`put`; they are the

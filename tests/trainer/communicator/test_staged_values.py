@@ -20,22 +20,24 @@ def test_a_reply_that_is_being_taken_in_is_not_over() -> None:
     """In a geo lane it is moved by the deltas that left after it, meanwhile: the next reply must
     not arrive in their memory.
     """
-    own, seen = staged(), []
+    own = staged()
     assert own.idle
     own.put({"w": torch.ones(2), "b": torch.ones(1)}, {}, 7)
     assert not own.idle and not own.empty
-    assert own.apply(lambda name, value, message: seen.append((name, message, own.idle))) == 7
-    assert seen == [("w", 7, False), ("b", 7, False)]
+    with own.taken() as (values, message):
+        assert (list(values), message, own.idle) == (["w", "b"], 7, False)
     assert own.idle and own.empty
-    assert own.apply(lambda name, value, message: seen.append(name)) is None
+    with own.taken() as (values, message):
+        assert (values, message) == ({}, 0)
 
 
 def test_a_message_of_rows_alone_is_taken_too() -> None:
     """It brings no values, and has been answered all the same; once."""
     own = staged()
     own.put({}, {}, 3)
-    assert own.apply(lambda name, value, message: None) == 3
-    assert own.apply(lambda name, value, message: None) is None
+    for expected in (3, 0):
+        with own.taken() as (values, message):
+            assert (values, message) == ({}, expected)
 
 
 def test_a_failed_take_is_over() -> None:
@@ -43,9 +45,6 @@ def test_a_failed_take_is_over() -> None:
     own = staged()
     own.put({"w": torch.ones(2)}, {})
 
-    def fail(name: str, value: torch.Tensor, message: int) -> None:
-        raise RuntimeError(name)
-
-    with pytest.raises(RuntimeError, match="w"):
-        own.apply(fail)
+    with pytest.raises(RuntimeError, match="w"), own.taken() as (values, _):
+        raise RuntimeError(*values)
     assert own.idle
