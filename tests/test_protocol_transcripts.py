@@ -58,11 +58,11 @@ class Trainer:
             identity,
             SECONDS,
             SECONDS,
-            [self._destination],
-            self._destination if plan.tables else None,
+            1,
+            bool(plan.tables),
         )
 
-    def _destination(self, name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def destination(self, name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
         return self.values.setdefault(name, blank())
 
     @property
@@ -82,7 +82,7 @@ class Trainer:
 
     def begin(self, step: int, gradients: dict[str, torch.Tensor]) -> Future[Reply]:
         """Sends a step; the answer may be waited for."""
-        answer = self.channel.begin()
+        answer = self.channel.begin(self.destination)
         self.channel.push(step, gradients.items())
         self.channel.commit(step, {0: HPARAMS})
         return answer
@@ -135,12 +135,12 @@ def test_push(request: pytest.FixtureRequest) -> None:
         transcript.title("a step")
         trainer.step(1)
         transcript.title("a step in which b has no gradient, and the values are not wanted")
-        answer = trainer.channel.begin()
+        answer = trainer.channel.begin(trainer.destination)
         trainer.channel.push(2, [("w", GRADIENTS["w"])])
         trainer.channel.commit(2, {0: HPARAMS}, absent=["b"], omit_values=True)
         answer.result(SECONDS)
         transcript.title("a step with an overflow, which nobody takes")
-        answer = trainer.channel.begin()
+        answer = trainer.channel.begin(trainer.destination)
         trainer.channel.push(3, GRADIENTS.items())
         trainer.channel.commit(3, {0: HPARAMS}, overflow=True)
         answer.result(SECONDS)
@@ -165,7 +165,7 @@ def test_assign(request: pytest.FixtureRequest) -> None:
             "b": Assignment(torch.tensor([1.0, 2.0, 3.0])),
         }
         after = torch.tensor([[1.0, 7, 1], [1, 8, 1]])
-        answer = trainer.channel.begin()
+        answer = trainer.channel.begin(trainer.destination)
         trainer.channel.assign(1, assignments)
         trainer.channel.push(1, GRADIENTS.items())
         trainer.channel.commit(
@@ -212,7 +212,7 @@ def test_pull(request: pytest.FixtureRequest) -> None:
         trainer = Trainer(endpoint, plan_of()).start()
         for names in (["b"], []):
             transcript.title(f"a pull of {' '.join(names) or 'everything'}")
-            trainer.channel.pull(names).result(SECONDS)
+            trainer.channel.pull(names, trainer.destination).result(SECONDS)
         trainer.client.leave()
 
     compare(request, "protocol/pull.txt", after_title(transcript))
@@ -298,7 +298,7 @@ def test_lookup(request: pytest.FixtureRequest) -> None:
         trainer = Trainer(endpoint, plan_of(tables=(table,))).start()
         look_up(transcript, trainer, "a lookup of two rows that nobody has trained")
         transcript.title("a step that trains row 7")
-        answer = trainer.channel.begin()
+        answer = trainer.channel.begin(trainer.destination)
         trainer.channel.push(1, GRADIENTS.items())
         trainer.channel.push_rows(1, {"emb": RowGradient(torch.tensor([7]), torch.ones(1, 2))})
         trainer.channel.commit(1, {0: HPARAMS})
@@ -315,4 +315,4 @@ def look_up(transcript: Transcript, trainer: Trainer, title: str) -> None:
     trainer.values.clear()
     tables = trainer.client.tables
     assert tables is not None
-    tables.lookup({"emb": torch.tensor([7, 3])}).result(SECONDS)
+    tables.lookup({"emb": torch.tensor([7, 3])}, trainer.destination).result(SECONDS)

@@ -18,7 +18,7 @@ import torch
 
 from pserver import wire_pb2 as wire
 from pserver.client.replies import Reply
-from pserver.client.stream import NamedTensors, RetryingStream
+from pserver.client.stream import Destination, NamedTensors, RetryingStream, dropped
 from pserver.leases.table import EpochRange
 from pserver.onlookers import onlooker
 from pserver.table.gradient import RowGradient
@@ -111,17 +111,17 @@ class Channel(RetryingStream):
     facts: Mapping[str, Fact] = MappingProxyType({})
     _times: RequestTimes | None = None  # of the request under way, where it is traced
 
-    def begin(self) -> Future[Reply]:
+    def begin(self, destination: Destination = dropped) -> Future[Reply]:
         """See :class:`RetryingStream`."""
-        reply = super().begin()
+        reply = super().begin(destination)
         self._times = RequestTimes(self.track, dict(self.facts)) if SPANS.on else None
         if self._times is not None:
             reply.add_done_callback(self._times.answered)
         return reply
 
-    def _begin(self, name: str) -> Future[Reply]:
+    def _begin(self, name: str, destination: Destination = dropped) -> Future[Reply]:
         """Begins a request that is no step; its span has that name."""
-        reply = self.begin()
+        reply = self.begin(destination)
         if self._times is not None:
             self._times.name = name
         return reply
@@ -232,13 +232,13 @@ class Channel(RetryingStream):
 
     # ---- requests of one call ----
 
-    def pull(self, names: Iterable[str], step: int = 0) -> Future[Reply]:
+    def pull(self, names: Iterable[str], destination: Destination, step: int = 0) -> Future[Reply]:
         """Asks for values, which go to their destinations.
 
         Args:
             names: of variables; none means every slice that the server holds.
         """
-        reply = self._begin("pull")
+        reply = self._begin("pull", destination)
         self._request_values(names, step)
         return reply
 
@@ -278,19 +278,27 @@ class Channel(RetryingStream):
         self._put((Frame(kind=Kind.COMMIT, step=0, commit=Commit(metadata=said)), ()))
         return reply
 
-    def lookup(self, ids: Mapping[str, torch.Tensor], number: int = 0) -> Future[Reply]:
+    def lookup(
+        self, ids: Mapping[str, torch.Tensor], destination: Destination, number: int = 0
+    ) -> Future[Reply]:
         """Asks for rows of tables: values [n, dim], in the order of the ids.
 
         Args:
             ids: by table, int64 [n]; this server holds them.
             number: under which the server keeps the lookup, for :meth:`refresh`; 0: it does not.
         """
-        reply = self._begin("lookup")
+        reply = self._begin("lookup", destination)
         self._post(Kind.LOOKUP, 0, ids.items())
         self._request_values(ids, 0, number)
         return reply
 
-    def refresh(self, number: int, names: Iterable[str], after: Mapping[int, int]) -> Future[Reply]:
+    def refresh(
+        self,
+        number: int,
+        names: Iterable[str],
+        destination: Destination,
+        after: Mapping[int, int],
+    ) -> Future[Reply]:
         """Asks for those rows of a lookup that have changed since they were sent: arrays
         NAME@places, int64 [c], and NAME@rows, [c, dim], of tables of which some have.
 
@@ -299,7 +307,7 @@ class Channel(RetryingStream):
             names: of its tables.
             after: by lane, a step of this trainer, which may be on its way, that is applied before.
         """
-        reply = self._begin("refresh")
+        reply = self._begin("refresh", destination)
         parts = [Part(name=name) for name in names]
         self._put((Frame(kind=Kind.REFRESH, lookup=number, parts=parts, after=after), ()))
         return reply
@@ -309,6 +317,7 @@ class Channel(RetryingStream):
         table: str,
         cursor: int,
         limit: int,
+        destination: Destination,
         changed_since_save: bool = False,
         materialized: bool = False,
     ) -> Future[Reply]:
@@ -327,7 +336,8 @@ class Channel(RetryingStream):
                 limit=limit,
                 changed_since_save=changed_since_save,
                 materialized=materialized,
-            )
+            ),
+            destination,
         )
 
     def mark_saved(self, table: str) -> Future[Reply]:
@@ -336,8 +346,8 @@ class Channel(RetryingStream):
 
     # ---- frames ----
 
-    def _scan(self, asked: Scan) -> Future[Reply]:
-        reply = self._begin("scan")
+    def _scan(self, asked: Scan, destination: Destination = dropped) -> Future[Reply]:
+        reply = self._begin("scan", destination)
         self._put((Frame(kind=Kind.SCAN, scan=asked), ()))
         return reply
 

@@ -9,18 +9,19 @@ The calls, in their order::
     install(program)             trainer 0, where Admission.install says so; then:
         tables.load(rows)        the rows that tables begin with
         channels[0].load(values) last: every slice and state; from here on the server serves
-    channels[0].pull([])         the job's values
+    channels[0].pull([], destination)    the job's values
 
     a step of a lane, on its channel:
-        begin() -> Reply         a future of it; new values arrive before it
+        begin(destination) -> Reply  a future of it; new values arrive before it
         push(step, gradients)    any number, in any order
         push_rows(step, gradients)
         assign(step, assignments)    where the script has written into parameters
         commit(step, hparams, absent)
         scale(step, coefficients)    where norms clip on servers, after ``norms``
 
-    between steps, on channels[0]:   pull(names), load(values), checksums(names)
-    at any time, on tables:          lookup(ids), scan(table, cursor), mark_saved(table), load(rows)
+    between steps, on channels[0]:   pull(names, destination), load(values), checksums(names)
+    at any time, on tables:          lookup(ids, destination), scan(table, cursor, ...),
+                                     mark_saved(table), load(rows)
     at any time:                     barrier, rendezvous, agree, shrink, table_status, saves
 
     finish(), all_finished()     no further step; the trainers agree that the job is done
@@ -28,7 +29,8 @@ The calls, in their order::
     tell(failure)                at any time: this trainer ends
 
 A channel has one request at a time; what sends it again after a broken connection is
-:mod:`pserver.client.stream`.
+:mod:`pserver.client.stream`.  A request that brings values says where they go: its ``destination``
+gives the memory of each, in the channel's inbox thread.
 
 [Note: joining again]  The heartbeat notices both: that the server does not answer, and that it
 answers without knowing this trainer.  Then this trainer joins it once more, with the same
@@ -72,7 +74,6 @@ from pserver.client.replies import (
     counted,
     log_place_of,
 )
-from pserver.client.stream import Destination
 from pserver.config import PROTOCOL, split_endpoint
 from pserver.control.control_client import ControlClient
 from pserver.errors import (
@@ -839,9 +840,8 @@ class Client:
         heartbeat_timeout_seconds: without an answer to a heartbeat for so long the server is lost;
             the server's own number replaces it on joining.
         start_timeout_seconds: how long to wait for the server to come up and to be installed.
-        destinations: for each lane, where the values of a variable go; called in the channels'
-            threads.
-        table_destination: likewise for arrays of tables, where the plan has some.
+        lanes: their number in the plan.
+        tables: whether the plan has some.
         access: what is proved to the server, and asked of it.
 
     Attributes:
@@ -866,8 +866,8 @@ class Client:
         identity: Identity,
         heartbeat_timeout_seconds: float,
         start_timeout_seconds: float,
-        destinations: Sequence[Destination],
-        table_destination: Destination | None = None,
+        lanes: int,
+        tables: bool = False,
         access: Access = OPEN,
     ) -> None:
         self.endpoint = endpoint
@@ -887,8 +887,7 @@ class Client:
         self._transports = suited(identity.transports, split_endpoint(endpoint)[0])
         self._timeouts = Timeouts(heartbeat_timeout_seconds)
         self._start_timeout = start_timeout_seconds
-        self._destinations = destinations
-        self._table_destination = table_destination
+        self._lanes, self._has_tables = lanes, tables
         self._control = ControlClient(endpoint, heartbeat_timeout_seconds, str(self), access)
         self._reply = JoinReply()
         self._answered = 0.0  # when the last heartbeat began that was answered
@@ -933,12 +932,10 @@ class Client:
         self._answered = time.monotonic()
         self._heartbeat.start()
         said = timeout, str(self), self._return.seconds, self._lost_while_away
-        for lane, destination in enumerate(self._destinations):
-            open_stream = partial(self._open, lane, False)
-            self.channels.append(Channel(open_stream, destination, *said))
-        if self._table_destination is not None:
-            open_stream = partial(self._open, 0, True)
-            self.tables = Channel(open_stream, self._table_destination, *said)
+        for lane in range(self._lanes):
+            self.channels.append(Channel(partial(self._open, lane, False), *said))
+        if self._has_tables:
+            self.tables = Channel(partial(self._open, 0, True), *said)
         self._joined, self.late = True, self._reply.late
         self.learn(Absences.of(self._reply.roll))
         return Admission.from_message(self._reply)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from pserver import timeouts
 from pserver.client.channel import Channel, Hparams
 from pserver.client.replies import log_place_of
+from pserver.client.stream import arrived_in
 from pserver.config import PREFERRED_TRANSPORTS, split_endpoint
 from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError
@@ -79,7 +81,6 @@ class Observer:
         self._pausing = False
         self._lock = threading.Lock()  # one Observe call at a time
         self._ended = threading.Event()
-        self._arrived: dict[str, torch.Tensor] = {}
         try:
             wanted = suited(PREFERRED_TRANSPORTS, split_endpoint(endpoint)[0])
             self._reply = self._control.observe(ObserveRequest(transports=wanted))
@@ -87,7 +88,7 @@ class Observer:
             self.fingerprint = self._reply.fingerprint
             self.progress = JobProgress.from_message(self._reply)
             timeout = self._reply.heartbeat_timeout_seconds
-            self._channel = Channel(self._open, self._destination, timeout, endpoint)
+            self._channel = Channel(self._open, timeout, endpoint)
         except BaseException:
             self._control.close()
             raise
@@ -105,9 +106,9 @@ class Observer:
         """Slices and optimizer states, by name; a state that no update has made yet is left out."""
         if not names:
             return {}
-        self._arrived = {}
-        self._channel.pull(names).result()
-        return self._arrived
+        arrived: dict[str, torch.Tensor] = {}
+        self._channel.pull(names, partial(arrived_in, arrived)).result()
+        return arrived
 
     def scan(self, table: str) -> Iterator[tuple[dict[str, torch.Tensor], Mapping[str, Any]]]:
         """This server's rows of a table, chunk by chunk, each with what is known of the table
@@ -115,9 +116,10 @@ class Observer:
         """
         cursor = 0
         while cursor >= 0:
-            self._arrived = {}
-            reply = self._channel.scan(table, cursor, SCAN_ROWS).result()
-            chunk = {name.removeprefix(f"{table}@"): each for name, each in self._arrived.items()}
+            arrived: dict[str, torch.Tensor] = {}
+            destination = partial(arrived_in, arrived)
+            reply = self._channel.scan(table, cursor, SCAN_ROWS, destination).result()
+            chunk = {name.removeprefix(f"{table}@"): each for name, each in arrived.items()}
             cursor = reply.cursor
             yield chunk, reply.metadata
 
@@ -140,9 +142,6 @@ class Observer:
         hello = Hello(session=self._reply.session, stream=number)
         greet(numbered, hello, self._access, self.endpoint, Timeouts(timeout).connection)
         return numbered
-
-    def _destination(self, name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
-        return self._arrived.setdefault(name, blank())
 
     def _beat(self, interval: float) -> None:
         while not self._ended.wait(interval):

@@ -169,6 +169,24 @@ NamedTensors = Iterable[tuple[str, torch.Tensor]]  # contiguous, in main memory
 # ``destination(name, blank)`` is the contiguous CPU tensor that a variable's value is copied into;
 # ``blank()`` makes a new one of the shape and dtype that the server announced
 Destination = Callable[[str, Callable[[], torch.Tensor]], torch.Tensor]
+
+
+def dropped(name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """The destination of values that no request asked for."""
+    return blank()
+
+
+def arrived_in(
+    arrived: dict[str, torch.Tensor], name: str, blank: Callable[[], torch.Tensor]
+) -> torch.Tensor:
+    """The destination of values in new tensors, by name; of a name that is there already, its
+    tensor.
+    """
+    if name not in arrived:
+        arrived[name] = blank()
+    return arrived[name]
+
+
 Outgoing = tuple[Frame, Sequence[Buffer]]
 
 
@@ -179,7 +197,6 @@ class RetryingStream:
 
     Args:
         open_stream: connects and says HELLO, with the stream's number.
-        destination: where the values of a variable go; called in the inbox thread.
         timeout_seconds: how long a broken stream may stay broken.
         name: for messages: "server 0 at HOST:PORT".
         awaits_seconds: for how long, beyond its silence, a server that may come back is awaited.
@@ -194,7 +211,6 @@ class RetryingStream:
     def __init__(
         self,
         open_stream: Callable[[int], Stream],
-        destination: Destination,
         timeout_seconds: float,
         name: str,
         awaits_seconds: float = 0.0,
@@ -202,7 +218,7 @@ class RetryingStream:
     ) -> None:
         self.bytes_out = self.bytes_in = self.reconnects = 0
         self.failure: PServerError | None = None
-        self._open_stream, self._destination, self._name = open_stream, destination, name
+        self._open_stream, self._name = open_stream, name
         self._timeout_seconds, self._awaits_seconds = timeout_seconds, awaits_seconds
         self._lost_while_away = lost_while_away
         # since when, and how often, streams broke with nothing received
@@ -212,12 +228,13 @@ class RetryingStream:
         self._corrupt = 0  # streams of this request that brought bytes that are no frame
         self._probe_seconds = timeouts.PROBE_SECONDS  # until the next PROBE
         self._silence = StreamSilence(Timeouts(timeout_seconds).stream)
-        self._lock = threading.Lock()  # guards the seven below; nothing blocks under it
+        self._lock = threading.Lock()  # guards the eight below; nothing blocks under it
         self._leaving = 0  # frames that are queued or being sent
         self._stream = open_stream(self._opened)
         self._number = self._opened  # of that stream
         self._requests, self._closing = 0, False
         self._request: list[Outgoing] = []
+        self._destination: Destination = dropped
         self._awaited = PendingReply()
         self._packer = frames.Packer(shared_bytes=frames.EAGER_BYTES)  # of the thread that asks
         self._outgoing: queue.SimpleQueue[tuple[int, Outgoing] | None] = queue.SimpleQueue()
@@ -230,8 +247,12 @@ class RetryingStream:
 
     # ---- requests ----
 
-    def begin(self) -> Future[Reply]:
+    def begin(self, destination: Destination = dropped) -> Future[Reply]:
         """Begins a request; the one before has been answered.
+
+        Args:
+            destination: of the values in the reply; called in the inbox thread, and kept until the
+                reply has come.
 
         Returns:
             The server's reply, or the failure that came instead.
@@ -241,6 +262,7 @@ class RetryingStream:
         with self._lock:
             self._requests += 1
             self._request, self._awaited = [], PendingReply()
+            self._destination = destination
             if self.failure is not None or self._closing:
                 self._end_request()
             return self._awaited.reply
@@ -484,7 +506,7 @@ class RetryingStream:
             return
         reply = Reply.from_message(whole)
         with self._lock:
-            self._request = []
+            self._request, self._destination = [], dropped
         self._silence.answered()
         self._corrupt = 0
         self._resolve(self._awaited.reply, reply)

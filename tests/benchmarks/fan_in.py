@@ -52,7 +52,7 @@ class Light:
             Identity(number, f"light {number}", *facts),
             SECONDS,
             SECONDS,
-            [lambda name, blank: self._value],
+            1,
         )
         if self.client.join().install:
             self.client.install(pserver_program(Deployment(plan, (endpoint,), server_index=0)))
@@ -62,7 +62,7 @@ class Light:
         """Pushes the gradient and pulls the parameter."""
         self._steps += 1
         channel = self.client.channels[0]
-        answer = channel.begin()
+        answer = channel.begin(lambda name, blank: self._value)
         channel.push(self._steps, [("w", self._gradient)])
         channel.commit(self._steps, {0: SGD})
         answer.result(timeout=SECONDS)

@@ -63,7 +63,7 @@ class GoodTrainer:
             Identity(*who),
             SECONDS,
             SECONDS,
-            [lambda name, blank: self.value],
+            1,
             access=access,
         )
         if self.client.join().install:
@@ -77,7 +77,7 @@ class GoodTrainer:
     def step(self) -> None:
         """The next step; what it should lead to is known."""
         self.steps += 1
-        reply = self.channel.begin()
+        reply = self.channel.begin(lambda name, blank: self.value)
         self.channel.push(self.steps, [("w", gradient(self.steps))])
         self.channel.commit(self.steps, {0: HPARAMS})
         reply.result(timeout=SECONDS)

@@ -45,14 +45,13 @@ class Trainer:
         self.value = torch.ones(1000)
         plan = plan_of(trainers)
         identity = Identity(number, "first", plan.fingerprint(), plan.manifest(), transports)
-        self.client = Client(
-            endpoint, 0, identity, SECONDS, SECONDS, [self._destination], access=access
-        )
+        self.client = Client(endpoint, 0, identity, SECONDS, SECONDS, 1, access=access)
         if self.client.join().install:
             self.client.install(pserver_program(Deployment(plan, (endpoint,), server_index=0)))
             result(self.channel.load([("w", self.value)]), SECONDS)
 
-    def _destination(self, name: str, blank: object) -> torch.Tensor:
+    def destination(self, name: str, blank: object) -> torch.Tensor:
+        """Of the values in answers: the parameter itself."""
         return self.value
 
     @property
@@ -62,7 +61,7 @@ class Trainer:
 
     def step(self, step: int, gradient: float) -> Reply:
         """One step, whole."""
-        answer = self.channel.begin()
+        answer = self.channel.begin(self.destination)
         self.channel.push(step, [("w", torch.full((1000,), gradient))])
         self.channel.commit(step, {0: NUMBERS})
         return result(answer, SECONDS)

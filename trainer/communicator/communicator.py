@@ -24,7 +24,6 @@ import torch
 from pserver.client.channel import Channel, Hparams
 from pserver.client.client import Client, Identity
 from pserver.client.replies import Admission, Reply
-from pserver.client.stream import Destination
 from pserver.config import PREFERRED_TRANSPORTS
 from pserver.errors import Refused
 from pserver.table.gradient import RowGradient
@@ -65,21 +64,12 @@ if TYPE_CHECKING:
 # A trainer's clients, one for each server of its plan.
 
 
-def clients_of(
-    deployment: Deployment,
-    connection: Connection,
-    destinations: Sequence[Destination],
-    table_destination: Callable[[int], Destination | None],
-    incarnation: str,
-) -> list[Client]:
+def clients_of(deployment: Deployment, connection: Connection, incarnation: str) -> list[Client]:
     """The clients of a trainer, by server; none has joined yet.
 
     Args:
         deployment: a trainer's.
         connection: timeouts, which transports to offer, and the key.
-        destinations: by lane, the tensors that values are received into.
-        table_destination: gives, for a server's index, the destination of tables' arrays; None for
-            a plan without tables.
         incarnation: of this trainer.
     """
     # Without wait_port the servers are expected to be up already.
@@ -89,7 +79,7 @@ def clients_of(
         else connection.heartbeat_timeout_seconds
     )
     access = connection.access_to(deployment.endpoints)
-    identity = _identity(deployment, connection, incarnation)
+    identity, plan = _identity(deployment, connection, incarnation), deployment.plan
     return [
         Client(
             endpoint,
@@ -97,8 +87,8 @@ def clients_of(
             identity,
             connection.heartbeat_timeout_seconds,
             start_timeout,
-            destinations,
-            table_destination(index),
+            len(plan.lanes),
+            bool(plan.tables),
             access,
         )
         for index, endpoint in enumerate(deployment.endpoints)
@@ -377,11 +367,6 @@ def look_ahead_of(plan: Plan, lookups: Lookups | None) -> LookAhead | None:
     return LookAhead(lookups, plan)
 
 
-def table_destination(lookups: Lookups | None, server: int) -> Destination | None:
-    """The destination of the rows in a server's replies."""
-    return None if lookups is None else partial(lookups.destination, server)
-
-
 # ---- communicator ----
 
 
@@ -474,13 +459,7 @@ class Communicator:
     ) -> None:
         """Makes the connections, and the parts that need them."""
         self.page = TrainerMetrics(deployment, connection, self.lanes, incarnation)
-        self.clients = clients_of(
-            deployment,
-            connection,
-            [self.transfer.destination(lane) for lane in self.lanes],
-            partial(table_destination, self.lookups),
-            incarnation,
-        )
+        self.clients = clients_of(deployment, connection, incarnation)
         self.clients[0].learn = self.live.learn
         self.position = PositionExchange(
             self.clients[0], self.live, self.plan, self.lanes, self._closed

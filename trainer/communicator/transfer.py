@@ -8,13 +8,14 @@ arrive in the parameters themselves, optimizer states in new tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 
 import torch
 
 from pserver.client.client import Client
 from pserver.client.replies import Reply, first_of
-from pserver.client.stream import Destination
+from pserver.client.stream import Destination, arrived_in
 from pserver.dense.slices import unmerged_states
 from pserver.dense.update import slice_state
 from trainer.senders.buffers import SyncedBuffers
@@ -30,7 +31,7 @@ from transpiler.program import Program
 class StateTransfer:
     """Loads servers and pulls from them, one request to all servers at a time.
 
-    The script's thread calls it; destinations are asked for in the channels' threads.
+    The script's thread calls it.
 
     Args:
         plan: of the job.
@@ -61,32 +62,12 @@ class StateTransfer:
         self.slice_states = [slice_states(program.blocks) for program in programs]
         kept = [each for program in programs for each in program.main.variables_of(Role.STATE)]
         self._numbers = {each.name for each in kept if not each.shape}  # counts of steps
-        # what arrives in new tensors: optimizer states, or values beside the live ones
-        self._wanted: frozenset[str] = frozenset()
-        self._collected: dict[str, torch.Tensor] = {}
-        self._in_place = False  # values arrive in the parameters: nothing computes
         self._clients: list[Client] = []
         self._lane: LaneSender
 
     def start(self, clients: list[Client], lane: LaneSender) -> None:
         """Sets the connections, and lane 0, whose channels the requests use."""
         self._clients, self._lane = clients, lane
-
-    def destination(self, lane: LaneSender) -> Destination:
-        """The destination of values that arrive on a lane's channels."""
-
-        def destination(name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
-            if name in self._wanted:
-                if name not in self._collected:
-                    self._collected[name] = blank()
-                return self._collected[name]
-            if self._in_place:
-                return self._slices.destination(name)
-            return (self._buffers if name in travelling else lane).destination(name)
-
-        travelling = self._buffers.names
-
-        return destination
 
     # ---- loading servers ----
 
@@ -142,14 +123,16 @@ class StateTransfer:
 
     # ---- receiving ----
 
-    def _ask(self, names_on: Callable[[int], list[str] | None]) -> Reply:
+    def _ask(self, names_on: Callable[[int], list[str] | None], destination: Destination) -> Reply:
         """Pulls variables by name from every server: all slices for an empty list, nothing for
         None.
         """
         with self._lane.turn:
             asked = [(client, names_on(client.index)) for client in self._clients]
             replies = [
-                client.channels[0].pull(names) for client, names in asked if names is not None
+                client.channels[0].pull(names, destination)
+                for client, names in asked
+                if names is not None
             ]
             return first_of(replies) if replies else Reply()
 
@@ -178,11 +161,7 @@ class StateTransfer:
 
     def _pull(self, names_on: Callable[[int], list[str] | None]) -> Reply:
         """Receives the slices that ``names_on(server)`` names into the live variables."""
-        self._in_place = True
-        try:
-            reply = self._ask(names_on)
-        finally:
-            self._in_place = False
+        reply = self._ask(names_on, lambda name, blank: self._slices.destination(name))
         self._slices.flush_buffers()
         return reply
 
@@ -205,13 +184,8 @@ class StateTransfer:
 
     def _collect(self, names_on: Callable[[int], list[str] | None]) -> Mapping[str, torch.Tensor]:
         """Receives variables into new tensors, by name."""
-        asked = {client.index: names_on(client.index) for client in self._clients}
-        self._wanted = frozenset(name for names in asked.values() for name in names or ())
-        self._collected = collected = dict[str, torch.Tensor]()
-        try:
-            self._ask(lambda server: asked[server])
-        finally:
-            self._wanted, self._collected = frozenset(), {}
+        collected = dict[str, torch.Tensor]()
+        self._ask(names_on, partial(arrived_in, collected))
         return collected
 
     def values(self, placements: Iterable[Placement]) -> dict[str, torch.Tensor]:

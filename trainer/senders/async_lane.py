@@ -34,7 +34,6 @@ from trainer.senders.pipeline import (
     Buffers,
     ConsumedSamples,
     PendingAssignments,
-    Pulled,
     ReceivedCopies,
     RequestPipeline,
     SendTime,
@@ -61,9 +60,6 @@ class AsyncReceived(ReceivedCopies):
         pipeline: its messages.
         drain: waits until the lane has sent everything and received the answers.
         in_place: whether values are received into the parameters themselves.
-
-    Attributes:
-        fetching: whether values are received into buffers for now, whatever ``in_place`` is.
     """
 
     between_steps = True
@@ -76,7 +72,6 @@ class AsyncReceived(ReceivedCopies):
         in_place: bool,
     ) -> None:
         super().__init__(slices)
-        self.fetching = False
         self._pipeline = pipeline
         self._drain = drain
         self._in_place = in_place
@@ -104,7 +99,7 @@ class AsyncReceived(ReceivedCopies):
         """The differences from the servers' values, of slices that servers only hold."""
         theirs = self._pipeline.checksums(names)
         unlike = [name for name in names if checksum(self.slices.read(name)) != theirs[name]]
-        pulled = self._pulled(unlike).values if unlike else {}
+        pulled = self._pipeline.pull(unlike).values if unlike else {}
         written = {name: difference(self.slices.read(name), pulled[name]) for name in pulled}
         return {name: each for name, each in written.items() if each is not None}
 
@@ -115,7 +110,7 @@ class AsyncReceived(ReceivedCopies):
         self._copies = True
         self._drain()
         known = self._pipeline.versions
-        pulled = self._pulled(None)
+        pulled = self._pipeline.pull()
         if any(known.get(server, 0) != now for server, now in pulled.versions.items()):
             log.warning(
                 "the first write into parameters of this lane (%s): other trainers have stepped "
@@ -125,13 +120,6 @@ class AsyncReceived(ReceivedCopies):
             )
         self.copy(self.slices.trained)
         self.note({name: pulled.values[name] for name in self.slices.slices_of(variables)})
-
-    def _pulled(self, names: Collection[str] | None) -> Pulled:
-        self.fetching = True
-        try:
-            return self._pipeline.pull(names)
-        finally:
-            self.fetching = False
 
 
 # ---- merged steps ----
@@ -240,7 +228,10 @@ class AsyncSender:
         self._pending = PendingAssignments()
         self._buffers = Buffers(slices)
         self._staged = StagedValues(self._buffers)
-        self._pipeline = RequestPipeline(lane, slices, self._buffers, buffers)
+        self._waits = lane.send_queue_size == 1 or lane.staleness is not None or lane.kind.collects
+        # values are received into the parameters themselves, as nothing computes meanwhile
+        self._in_place = self._waits and not lane.independent_recv_thread
+        self._pipeline = RequestPipeline(lane, slices, self._buffers, buffers, self._in_place)
         self.turn = self._pipeline.turn
         self.consumed = ConsumedSamples()
         self.meanwhile: Callable[[], None] = lambda: None
@@ -255,9 +246,6 @@ class AsyncSender:
         self._since_fetch = 0  # messages since parameters were last received
         self._blocked_seconds, self._merged = 0.0, 0
         self._last = Reply()
-        self._waits = lane.send_queue_size == 1 or lane.staleness is not None or lane.kind.collects
-        # values are received into the parameters themselves, as nothing computes meanwhile
-        self._in_place = self._waits and not lane.independent_recv_thread
         self.received = AsyncReceived(slices, self._pipeline, self.drain, self._in_place)
         # whether a gradient outlives its step, after which the script writes to it again
         self._copies = lane.max_merge_var_num > 1 if lane.kind.collects else not self._waits
@@ -269,12 +257,6 @@ class AsyncSender:
     def step(self) -> int:
         """The number of messages sent."""
         return self._pipeline.step
-
-    def destination(self, name: str) -> torch.Tensor:
-        """The parameter's own memory if values are received in place, otherwise a buffer."""
-        if self._in_place and not self.received.fetching:
-            return self._slices.destination(name)
-        return self._pipeline.destination(name)
 
     def start(self, channels: list[Channel], step: int) -> None:
         """See :class:`LaneSender`."""

@@ -63,7 +63,8 @@ class KStepSender:
         self._lane = lane
         self._slices = slices
         self._buffers = Buffers(slices)
-        self._pipeline = RequestPipeline(lane, slices, self._buffers, buffers)
+        in_place = lane.kind.outer_optimizer  # the script waits for the values
+        self._pipeline = RequestPipeline(lane, slices, self._buffers, buffers, in_place)
         self.turn = self._pipeline.turn
         self.consumed = ConsumedSamples()
         self.meanwhile: Callable[[], None] = lambda: None
@@ -196,10 +197,6 @@ class DiLoCoSender(KStepSender):
         if self._lane.outlier_push != "off":
             self._known = {name: self._slices.read(name).clone() for name in self._slices.names}
 
-    def destination(self, name: str) -> torch.Tensor:
-        """The parameter's own memory, or a buffer beside it."""
-        return self._slices.destination(name)
-
     def finish(self) -> Reply:
         """See :class:`LaneSender`."""
         if self._taken >= self._lane.k_steps:
@@ -300,10 +297,6 @@ class GeoSender(KStepSender):
         self._outliers: deque[int] = deque()
         self._refused_outliers = self._told = 0
         self._under_way: deque[tuple[int, Tensors, Future[Reply]]] = deque()
-
-    def destination(self, name: str) -> torch.Tensor:
-        """The destination of a slice's value: memory that no other thread reads."""
-        return self._pipeline.destination(name)
 
     def wait_for_replies(self) -> None:
         """See :class:`KStepSender`."""

@@ -232,9 +232,6 @@ class LaneSender(Protocol):
     def step(self) -> int:
         """The number of messages sent."""
 
-    def destination(self, name: str) -> torch.Tensor:
-        """The destination of a slice's value; called in the channels' threads."""
-
     def start(self, channels: list[Channel], step: int) -> None:
         """Takes the channels, by server.
 
@@ -456,6 +453,12 @@ class RequestPipeline:
 
     The lane's sending and fetching threads call it; the channels' threads ask for destinations.
 
+    Args:
+        lane, slices: of the messages.
+        buffers: the memory of values that are not received in place.
+        model_buffers: the synced buffers, which travel with the messages.
+        in_place: whether messages' values are received into the parameters themselves.
+
     Attributes:
         step: the number of messages sent.
         versions: of the servers' lane, in their last replies, by server.
@@ -469,13 +472,14 @@ class RequestPipeline:
         slices: ParameterSlices,
         buffers: Buffers,
         model_buffers: SyncedBuffers,
+        in_place: bool,
     ) -> None:
         self.step = 0
         self.versions: dict[int, int] = {}
         self._lane = lane
         self._slices = slices
         self._buffers = buffers
-        self._model_buffers = model_buffers
+        self._model_buffers, self._in_place = model_buffers, in_place
         self.checks = GradientValidation(lane, slices)
         self._steps = 0  # of the script, in all messages
         self._channels: list[Channel] = []
@@ -489,7 +493,13 @@ class RequestPipeline:
         """Sets the channels, by server, and the last step that the servers have applied."""
         self._channels, self.step = channels, step
 
-    def destination(self, name: str) -> torch.Tensor:
+    def _destination(self, name: str, blank: object) -> torch.Tensor:
+        """The destination of a value in the reply to a message."""
+        if name in self._model_buffers.names:
+            return self._model_buffers.destination(name)
+        return self._slices.destination(name) if self._in_place else self._beside(name, blank)
+
+    def _beside(self, name: str, blank: object) -> torch.Tensor:
         """The destination of a slice's value: memory that no other thread reads."""
         if name not in self._values:
             self._values[name] = (
@@ -528,7 +538,7 @@ class RequestPipeline:
             feeds: by table, what the replies tell of changes by other trainers.
 
         Returns:
-            The first server's reply, and the received values, by slice.
+            The first server's reply, and the values that were not received in place, by slice.
         """
         with self.turn:
             self.step += 1
@@ -541,7 +551,7 @@ class RequestPipeline:
             leaving = self._model_buffers.take_out()
             for server, channel in enumerate(self._channels):
                 self._wait_for_room(leaving_for)
-                replies.append(channel.begin())
+                replies.append(channel.begin(self._destination))
                 leaving_for.append(channel.sent)
                 channel.assign(self.step, self._slices.here(server, assignments))
                 names = self._model_buffers.assign(channel, server, self.step, leaving)
@@ -595,7 +605,7 @@ class RequestPipeline:
             wait(leaving, return_when=FIRST_COMPLETED)
 
     def pull(self, names: Collection[str] | None = None) -> Pulled:
-        """Fetches slices, without sending anything.
+        """Fetches slices, beside the parameters, without sending anything.
 
         Args:
             names: of the slices; None: the lane's parameters.
@@ -604,7 +614,7 @@ class RequestPipeline:
             self._reusable, self._values = {}, {}
             asked = self._slices.by_server(self._slices.names if names is None else names)
             replies = {
-                server: self._channels[server].pull(here, self.step)
+                server: self._channels[server].pull(here, self._beside, self.step)
                 for server, here in asked.items()
             }
             if replies:

@@ -33,6 +33,7 @@ import torch
 from pserver.client.channel import Channel
 from pserver.client.client import Client
 from pserver.client.replies import Reply, first_of
+from pserver.client.stream import Destination
 from pserver.errors import PServerError
 from pserver.table import counts
 from pserver.table import ids as id_arithmetic
@@ -52,6 +53,18 @@ from transpiler.plan.plan import Plan
 CHUNK_ROWS = 65536
 
 Chunk = dict[str, np.ndarray]
+Arrays = dict[str, torch.Tensor]  # of one answer, by name
+
+
+def _into(arrays: Arrays) -> Destination:
+    """The destination of an answer whose arrays come into these, or into new ones beside them."""
+
+    def destination(name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
+        if name not in arrays:
+            arrays[name] = blank()
+        return arrays[name]
+
+    return destination
 
 
 @dataclass(slots=True, eq=False)
@@ -113,23 +126,11 @@ class Lookups:
         self.rows_ahead = self.rows_refreshed = self.rows_awaited = 0
         self._kept = 0  # lookups ahead
         self._clients: list[Client] = []
-        # by server: the arrays of the present request, by name
-        self._arrays: list[dict[str, torch.Tensor]] = []
         self._turn = threading.Lock()  # one request at a time
 
     def start(self, clients: list[Client]) -> None:
         """Sets the connections, by server."""
         self._clients = clients
-        self._arrays = [{} for _ in clients]
-
-    def destination(
-        self, server: int, name: str, blank: Callable[[], torch.Tensor]
-    ) -> torch.Tensor:
-        """The destination of an array that a server sends; called in the channels' threads."""
-        arrays = self._arrays[server]
-        if name not in arrays:
-            arrays[name] = blank()
-        return arrays[name]
 
     def pull(self, name: str, ids: torch.Tensor) -> torch.Tensor:
         """The rows of unique ids, int64 [u] on the CPU -> [u, dim].
@@ -176,22 +177,21 @@ class Lookups:
             number: under which the servers keep the lookup; 0: they do not.
         """
         rows = {name: self._blank(name, len(ids)) for name, ids in asked.items()}
-        replies = []
+        replies, answers = list[Future[Reply]](), dict[int, Arrays]()
         for server in range(len(self._clients)):
             own = {name: _own(ids, divided, name, server) for name, ids in asked.items()}
             own = {name: ids for name, ids in own.items() if len(ids)}
             if own:
-                into = {
+                into = answers[server] = {
                     name: self._blank(name, len(ids)) if divided else rows[name]
                     for name, ids in own.items()
                 }
-                replies.append(self._ask(server, own, into).lookup(own, number))
+                replies.append(self._channel(server, own).lookup(own, _into(into), number))
         _wait(replies)
         for name, places in divided.items():
-            for server, arrived in enumerate(self._arrays):
+            for server, arrived in answers.items():
                 if name in arrived:
                     rows[name][places[server]] = arrived[name]
-        self._arrays = [{} for _ in self._clients]
         return {
             name: found.to(DTYPES[self.tables[name].computes_in]) for name, found in rows.items()
         }
@@ -240,13 +240,14 @@ class Lookups:
         began = now() if SPANS.on else 0.0
         changed = 0
         with self._turn:
-            replies = {}
+            replies, arrived = dict[int, Future[Reply]](), dict[int, Arrays]()
             for server in range(len(self._clients)):
                 own = [name for name in names if len(kept.ids_of(name, server))]
                 if own:
-                    replies[server] = self._ask(server, own, {}).refresh(kept.number, own, after)
+                    into = arrived[server] = Arrays()
+                    channel = self._channel(server, own)
+                    replies[server] = channel.refresh(kept.number, own, _into(into), after)
             _wait(list(replies.values()))
-            arrived, self._arrays = self._arrays, [{} for _ in self._clients]
             known = {n: not reply.result().unknown_lookup for n, reply in replies.items()}
             for server in known:
                 if known[server]:
@@ -264,8 +265,7 @@ class Lookups:
         own = {name: kept.ids_of(name, server) for name in names}
         own = {name: ids for name, ids in own.items() if len(ids)}
         rows = {name: self._blank(name, len(ids)) for name, ids in own.items()}
-        _wait([self._ask(server, own, rows).lookup(own, kept.number)])
-        self._arrays[server] = {}
+        _wait([self._channel(server, own).lookup(own, _into(rows), kept.number)])
         every = {name + PLACES: torch.arange(len(ids)) for name, ids in own.items()}
         return kept.take(server, own, every | {name + ROWS: each for name, each in rows.items()})
 
@@ -273,22 +273,16 @@ class Lookups:
         table = self.tables[name]
         return torch.empty((count, table.dim), dtype=DTYPES[table.dtype])
 
-    def _channel(self, server: int) -> Channel:
-        channel = self._clients[server].tables
-        assert channel is not None, "a plan with tables has a stream for them"
-        return channel
-
-    def _ask(self, server: int, names: Iterable[str], arrays: dict[str, torch.Tensor]) -> Channel:
-        """The channel for a request about tables, whose answer comes into these arrays, or into new
-        ones.
-        """
+    def _channel(self, server: int, names: Iterable[str]) -> Channel:
+        """The stream of the tables to a server, for a request about some of them."""
         if self._clients[server].left:
             raise RuntimeError(
                 "this trainer has left the job: no lookup in table "
                 f"{', '.join(map(repr, names))} after fleet.finish() or Executor.close()"
             )
-        self._arrays[server] = arrays
-        return self._channel(server)
+        channel = self._clients[server].tables
+        assert channel is not None, "a plan with tables has a stream for them"
+        return channel
 
     # ---- whole tables ----
 
@@ -310,12 +304,11 @@ class Lookups:
             cursor, returned = 0, client.returned
             while cursor >= 0:
                 with self._turn:
-                    self._arrays[server] = {}
-                    reply = self._channel(server).scan(
-                        name, cursor, CHUNK_ROWS, changed, materialized
+                    arrived = Arrays()
+                    reply = self._channel(server, [name]).scan(
+                        name, cursor, CHUNK_ROWS, _into(arrived), changed, materialized
                     )
                     done = first_of([reply])
-                    arrived, self._arrays[server] = self._arrays[server], {}
                 if client.returned != returned:  # with rows of another moment
                     raise OSError(f"{client} has restarted while table {name!r} was read")
                 chunk = {
@@ -329,7 +322,7 @@ class Lookups:
         """Tells the servers that all changes of a table until now have been saved."""
         with self._turn:
             for server in range(len(self._clients)):
-                _wait([self._channel(server).mark_saved(name)])
+                _wait([self._channel(server, [name]).mark_saved(name)])
 
     def load_initial(self, server: int, name: str, ids: torch.Tensor, values: torch.Tensor) -> None:
         """Loads rows without optimizer state into one server: those that it holds.
@@ -344,14 +337,14 @@ class Lookups:
             rows = own.rows.to(DTYPES[self.tables[name].computes_in]).contiguous()
             arrays = [(f"{name}@ids", own.ids), (f"{name}@values", rows)]
             with self._turn:
-                _wait([self._channel(server).load(arrays)])
+                _wait([self._channel(server, [name]).load(arrays)])
 
     def reset(self, name: str, metadata: Mapping[str, Any]) -> None:
         """Empties a table on every server, and sets its metadata."""
         with self._turn:
             _wait(
                 [
-                    self._channel(server).load([], {name: counts.part(metadata, server)})
+                    self._channel(server, [name]).load([], {name: counts.part(metadata, server)})
                     for server in range(len(self._clients))
                 ]
             )
@@ -368,7 +361,7 @@ class Lookups:
                     (f"{name}@{key}", array[own] if _by_row(key) else array)
                     for key, array in arrays.items()
                 ]
-                replies.append(self._channel(server).load(parts))
+                replies.append(self._channel(server, [name]).load(parts))
             _wait(replies)
 
     def metrics(self) -> dict[str, float]:

@@ -108,7 +108,6 @@ class SyncSender:
         self.meanwhile: Callable[[], None] = lambda: None
         self._step = 0
         self._slices = slices
-        self.destination = slices.destination  # the parameter's own memory, or a buffer beside it
         # clipping by norms, which span servers
         self._clip = clip if clip is not None and clip.kind != "value" else None
         self._channels: list[Channel] = []
@@ -152,7 +151,14 @@ class SyncSender:
 
     def _begin(self) -> None:
         if not self._replies:
-            self._replies = [channel.begin() for channel in self._channels]
+            self._replies = [channel.begin(self._destination) for channel in self._channels]
+
+    def _destination(self, name: str, blank: object) -> torch.Tensor:
+        """The destination of a received value: the parameter's own memory, or a buffer beside
+        it.
+        """
+        synced = name in self._model_buffers.names
+        return (self._model_buffers if synced else self._slices).destination(name)
 
     def _push(self, name: str, gradient: torch.Tensor) -> None:
         channel = self._channels[self._slices.servers[name]]

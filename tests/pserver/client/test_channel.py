@@ -13,6 +13,7 @@ import torch
 from pserver import timeouts
 from pserver.client import stream as retrying_stream
 from pserver.client.channel import Channel
+from pserver.client.stream import dropped
 from pserver.errors import CorruptFrame, ServerLost, Unreachable
 from pserver.transport import inprocess
 from pserver.transport.stream import Land, SequencedStream, Stream
@@ -90,7 +91,7 @@ def opened(serve: Callable[[Stream], None], deadline: float = 10.0) -> Channel:
         stream.send(Frame(kind=Kind.HELLO, hello=Hello(stream=number)))
         return stream
 
-    return Channel(open_stream, lambda name, blank: torch.zeros(1), deadline, "the server")
+    return Channel(open_stream, deadline, "the server")
 
 
 def test_a_server_that_is_slow_is_asked_but_not_taken_for_lost() -> None:
@@ -134,7 +135,7 @@ def test_nothing_is_probed_between_requests() -> None:
                 stream.send(Frame(kind=Kind.DONE))
 
     opening = opened(serve)
-    answer = opening.pull([])
+    answer = opening.pull([], dropped)
     answer.result(timeout=10)
     threading.Event().wait(0.1)
 
@@ -240,7 +241,7 @@ def test_bytes_that_are_no_frame_end_streams_and_then_the_channel() -> None:
         streams.append(number)
         return Garbled()
 
-    channel = Channel(open_stream, lambda name, blank: torch.zeros(1), 10.0, "the server")
+    channel = Channel(open_stream, 10.0, "the server")
     with pytest.raises(CorruptFrame, match="it is garbage"):
         channel.begin().result(timeout=10)
 

@@ -82,7 +82,7 @@ def test_a_dead_connection_is_dialled_again(
     getattr(path, cut)()
     trainer.step(2, 1.0)
     eventually(lambda: cut == "reset" or redials(trainer.client) == 1)
-    answer = trainer.channel.begin()
+    answer = trainer.channel.begin(trainer.destination)
     trainer.channel.push(3, [("w", torch.full((1000,), 1.0))])
     getattr(path, cut)()
     trainer.channel.commit(3, {0: NUMBERS})

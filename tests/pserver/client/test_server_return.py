@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 
 import pytest
-import torch
 
 from pserver.client.channel import Channel
 from pserver.client.client import Client, Identity, ServerReturn
@@ -147,10 +146,7 @@ def test_a_server_may_be_another_process_before_all_streams_are_open(awaits: boo
         opened.put(number)
         return Ending(number)
 
-    def destination(name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
-        return blank()
-
-    channel = Channel(open_stream, destination, DEADLINE, "server 1", 5.0 if awaits else 0.0)
+    channel = Channel(open_stream, DEADLINE, "server 1", 5.0 if awaits else 0.0)
     assert opened.get(timeout=DEADLINE) == 1
     if awaits:
         assert opened.get(timeout=DEADLINE) == 2
@@ -164,13 +160,10 @@ def test_a_server_may_be_another_process_before_all_streams_are_open(awaits: boo
 def test_a_trainer_that_was_dropped_while_it_did_not_run_says_that() -> None:
     """The stream may hear of it before the heartbeat does; it blames no server."""
 
-    def destination(name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
-        return blank()
-
     def lost(error: PServerError) -> TrainerLost:
         return TrainerLost(f"did not run; {error}")
 
-    channel = Channel(Ending, destination, DEADLINE, "server 1", 0.0, lost)
+    channel = Channel(Ending, DEADLINE, "server 1", 0.0, lost)
     with pytest.raises(TrainerLost, match=r"did not run; server 1: join first"):
         channel.begin().result(DEADLINE)
     channel.close(abruptly=True)
@@ -197,7 +190,7 @@ def test_a_silence_is_the_trainers_own(
     """The silence counts as its own if a pause made it longer than the heartbeat timeout of 20 s;
     launch recognizes the error.
     """
-    client = Client("127.0.0.1:1", 0, Identity(0, "a", "f", {}, ["tcp"]), 20.0, 20.0, [])
+    client = Client("127.0.0.1:1", 0, Identity(0, "a", "f", {}, ["tcp"]), 20.0, 20.0, 0)
     client._answered = time.monotonic() - silence
     monkeypatch.setattr(RunningClock, "away_since", lambda clock, at: away)
 
@@ -219,7 +212,7 @@ def test_a_server_that_has_dropped_a_trainer_has_not_restarted(
         def close(self) -> None:
             """Forgets what is open."""
 
-    client = Client("127.0.0.1:1", 0, Identity(0, "a", "f", {}, ["tcp"]), 20.0, 20.0, [])
+    client = Client("127.0.0.1:1", 0, Identity(0, "a", "f", {}, ["tcp"]), 20.0, 20.0, 0)
     client._control.close()
     client._control, client._return.seconds = Refusing(), 5.0  # type: ignore[assignment]
 
@@ -262,7 +255,7 @@ def test_a_preempted_trainer_leaves_a_server_that_is_away(
     does not wait, nor where the server does not come back.
     """
     identity = Identity(0, "a", "f", {}, ["tcp"])
-    client = Client("127.0.0.1:1", 0, identity, 20.0, 20.0, [])
+    client = Client("127.0.0.1:1", 0, identity, 20.0, 20.0, 0)
     control = Returning()
     client._control.close()
     client._control, client._reply = control, JoinReply(session="first")  # type: ignore[assignment]
@@ -297,7 +290,7 @@ def test_a_server_that_is_another_process_by_now_asks_for_the_program_again() ->
         def close(self) -> None:
             """Forgets what is open."""
 
-    client = Client("127.0.0.1:1", 0, Identity(0, "a", "f", {}, ["tcp"]), 20.0, 20.0, [])
+    client = Client("127.0.0.1:1", 0, Identity(0, "a", "f", {}, ["tcp"]), 20.0, 20.0, 0)
     client._control.close()
     client._control, client._program = Again(), program_of_a_server()  # type: ignore[assignment]
 
@@ -309,7 +302,7 @@ def test_who_was_lost_itself_awaits_no_server(away: float, monkeypatch: pytest.M
     """A trainer that did not run for the heartbeat timeout, and whose servers have ended without it
     meanwhile: it says so when they have been silent for that time.
     """
-    client = Client("127.0.0.1:1", 0, Identity(0, "a", "f", {}, ["tcp"]), 20.0, 20.0, [])
+    client = Client("127.0.0.1:1", 0, Identity(0, "a", "f", {}, ["tcp"]), 20.0, 20.0, 0)
     client._return.seconds = 300.0
     monkeypatch.setattr(RunningClock, "away_since", lambda clock, at: away)
     refused = Unreachable("refused")

@@ -43,7 +43,7 @@ class Trainer:
         self.values = {name: torch.ones(ELEMENTS) for name in NAMES}
         self._arrived: Callable[[str], object] = lambda name: None
         identity = Identity(0, "first", plan().fingerprint(), plan().manifest(), ("tcp",))
-        self.client = Client(endpoint, 0, identity, SECONDS, SECONDS, [self._destination])
+        self.client = Client(endpoint, 0, identity, SECONDS, SECONDS, 1)
         self.client.join()
         self.client.install(pserver_program(Deployment(plan(), (endpoint,), server_index=0)))
         self.client.channels[0].load(self.values.items()).result(timeout=SECONDS)
@@ -56,7 +56,7 @@ class Trainer:
     def step(self) -> Reply:
         """A step whose gradients are 1."""
         channel = self.client.channels[0]
-        reply = channel.begin()
+        reply = channel.begin(self._destination)
         channel.push(1, [(name, torch.ones(ELEMENTS)) for name in NAMES])
         channel.commit(1, {0: NUMBERS})
         return reply.result(timeout=SECONDS)

@@ -197,7 +197,7 @@ def test_stopping_tells_an_idle_trainer(transport: str) -> None:
     with Server(ServerConfig(transport=transport)) as server:
         trainer = Trainer(server.endpoint)
         trainer.step(1, 1.0)
-        answer = trainer.channel.begin()
+        answer = trainer.channel.begin(trainer.destination)
         started = time.monotonic()
         with ThreadPoolExecutor(1) as pool:
             stopping = pool.submit(server.stop, 3.0)

@@ -112,7 +112,7 @@ def test_a_step_that_is_not_finite_is_counted(server: Server) -> None:
     """By its trainer; one that overflows is refused."""
     trainer = Trainer(server.endpoint)
     trainer.step(1, float("nan"))
-    answer = trainer.channel.begin()
+    answer = trainer.channel.begin(trainer.destination)
     trainer.channel.commit(2, {0: NUMBERS}, absent=["w"], overflow=True)
     answer.result(timeout=SECONDS)
     found = scraped(server)

@@ -54,7 +54,7 @@ def test_a_signal_drains_and_ends_with_0(number: signal.Signals) -> None:
     with process() as (running, endpoint):
         trainer = Trainer(endpoint)
         trainer.step(1, 1.0)
-        answer = trainer.channel.begin()
+        answer = trainer.channel.begin(trainer.destination)
         running.send_signal(number)
         with pytest.raises(ServerLost, match="is shutting down"):
             answer.result(timeout=SECONDS)

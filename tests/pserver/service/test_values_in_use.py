@@ -41,19 +41,19 @@ class Trainer:
         self.values = {name: torch.zeros(size) for name, size in SHAPES.items()}
         own = plan(mode, trainers)
         identity = Identity(number, f"t{number}", own.fingerprint(), own.manifest(), ("shm",))
-        self.client = Client(endpoint, 0, identity, SECONDS, SECONDS, [self._destination])
+        self.client = Client(endpoint, 0, identity, SECONDS, SECONDS, 1)
         if self.client.join().install:
             self.client.install(pserver_program(Deployment(own, (endpoint,), server_index=0)))
             self.client.channels[0].load(self.values.items()).result(timeout=SECONDS)
 
-    def _destination(self, name: str, blank: object) -> torch.Tensor:
+    def destination(self, name: str, blank: object) -> torch.Tensor:
         return self.values[name]
 
     def steps(self) -> None:
         """Takes all steps, whose gradients are -1, and looks at every value that comes."""
         channel = self.client.channels[0]
         for step in range(1, STEPS + 1):
-            reply = channel.begin()
+            reply = channel.begin(self.destination)
             channel.push(step, [(name, -torch.ones(size)) for name, size in SHAPES.items()])
             channel.commit(step, {0: NUMBERS})
             reply.result(timeout=SECONDS)
@@ -81,7 +81,7 @@ def test_no_value_is_of_two_steps(mode: str, monkeypatch: pytest.MonkeyPatch) ->
         for run in [pool.submit(each.steps) for each in trainers]:
             run.result(timeout=5 * SECONDS)
         total = STEPS * (3 if mode == "async" else 1)
-        trainers[0].client.channels[0].pull([]).result(timeout=SECONDS)
+        trainers[0].client.channels[0].pull([], trainers[0].destination).result(timeout=SECONDS)
         for each in trainers:
             each.client.leave()
 
