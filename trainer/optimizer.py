@@ -254,7 +254,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _step_together(self, communicator: Communicator, own: bool) -> bool:
         overflow, tables = own, tables_in(communicator.plan, self.lanes)
         if self._left:
-            communicator.external_writes.look_again()
+            communicator.look_again()
         if not overflow:
             if not communicator.plan.clips_on_servers:
                 self._clip_here()

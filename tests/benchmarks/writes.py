@@ -9,6 +9,8 @@ from harness import Promise, Row, alternate, timed
 from jobs import trainer
 from processes import server
 
+from trainer.senders.sync_lane import SyncSender
+
 MODEL = "16 MB in 8 tensors, 1 thread"
 LOOKING = Promise(
     "writes/looking for them",
@@ -27,14 +29,14 @@ def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]
     torch.set_num_threads(1)
     elements = [2**10 if tiny else 2**19] * 8
     with server("shm") as (_, endpoint), trainer(endpoint, elements, "shm") as one:
-        written = one.communicator.external_writes
+        senders = [s for s in one.communicator.lanes if isinstance(s, SyncSender)]
         for _ in range(4):  # the first steps compare everything
             one.step()
 
         def look() -> None:
-            for lane in range(len(one.communicator.lanes)):
-                written.begin(lane)
-                written.note_received(lane)
+            for sender in senders:
+                sender.begin()
+                sender.writes.end_step()
 
         medians = alternate({"looking": timed(look), "step": timed(one.step)}, runs)
     yield Row(LOOKING, medians["looking"], medians["step"], runs)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import chain, compress
@@ -43,10 +42,9 @@ from trainer.senders.async_lane import AsyncSender
 from trainer.senders.buffers import SyncedBuffers, travelling
 from trainer.senders.kstep_lane import DiLoCoSender, GeoSender, drain_for_others, window_of
 from trainer.senders.live_trainers import LiveTrainers, live_trainers_of
-from trainer.senders.parameters import ParameterSlices, local_gradient, take_over
+from trainer.senders.parameters import ParameterSlices, ScriptWrites, local_gradient, take_over
 from trainer.senders.pipeline import LaneSender
 from trainer.senders.sync_lane import SyncSender
-from trainer.senders.writes import ExternalWrites
 from transpiler.distribute import pserver_program
 from transpiler.plan.plan import Deployment, Lane, Placement, Plan
 from transpiler.program import Program
@@ -238,8 +236,10 @@ SENDERS: Mapping[str, Callable[[ParameterSlices, SenderSettings], LaneSender]] =
     "sync": lambda slices, of: SyncSender(
         of.lane, slices, of.plan.clip if of.plan.clips_on_servers else None, of.live, of.buffers
     ),
-    "async": lambda slices, of: AsyncSender(of.lane, slices, of.options.soft_wait_ms, of.buffers),
-    "half_async": lambda slices, of: AsyncSender(of.lane, slices, 0, of.buffers),
+    "async": lambda slices, of: AsyncSender(
+        of.lane, slices, of.options.soft_wait_ms, of.buffers, of.live.own
+    ),
+    "half_async": lambda slices, of: AsyncSender(of.lane, slices, 0, of.buffers, of.live.own),
     "geo": lambda slices, of: GeoSender(of.lane, slices, of.live, of.hparams, of.buffers),
     "diloco": lambda slices, of: DiLoCoSender(of.lane, slices, of.hparams, of.buffers),
 }
@@ -250,7 +250,7 @@ def senders_of(
     tensors: Mapping[str, torch.Tensor],
     options: SendOptions,
     live: LiveTrainers,
-    held_back: AbstractSet[str],
+    script: ScriptWrites,
     buffers: SyncedBuffers,
 ) -> list[LaneSender]:
     """The senders of a plan's lanes, each for its lane's mode.
@@ -260,13 +260,13 @@ def senders_of(
         tensors: every placed variable by name, the live ones.
         options: of this trainer alone.
         live: the live trainers.
-        held_back: names of variables that receive no values.
+        script: the script's external writes.
         buffers: the models' buffers, which travel with the steps of one lane.
     """
     none = SyncedBuffers([], {}, "own", live)
     senders = []
     for index, lane in enumerate(plan.lanes):
-        slices = ParameterSlices(_placements(plan, index, tensors), tensors, held_back)
+        slices = ParameterSlices(_placements(plan, index, tensors), tensors, script)
         own = buffers if index == buffers.lane else none
         senders.append(SENDERS[lane.mode](slices, SenderSettings(plan, lane, options, live, own)))
     return senders
@@ -304,18 +304,10 @@ def _held_parameters(plan: Plan, tensors: Mapping[str, torch.Tensor]) -> set[str
     }
 
 
-def written_names(plan: Plan, tensors: Mapping[str, torch.Tensor]) -> dict[int, list[str]]:
-    """The variables, by lane, whose external writes are sent to the servers: those that servers
-    update, and parameters that they only hold.
-    """
-    return {
-        index: [placement.name for placement in _placements(plan, index, tensors)]
-        for index in range(len(plan.lanes))
-    }
-
-
 def _placements(plan: Plan, index: int, tensors: Mapping[str, torch.Tensor]) -> list[Placement]:
-    """The variables that a lane's steps update or assign."""
+    """The variables that a lane's steps update or assign: those that servers update, and
+    parameters that they only hold.
+    """
     held = _held_parameters(plan, tensors) if index == _held_lane(plan) else set()
     return [
         p for p in plan.placements if (p.lane == index if p.group is not None else p.name in held)
@@ -399,7 +391,6 @@ class Communicator:
         lookups: requests for rows, where the plan has tables.
         look_ahead: those of coming steps, where the strategy asks for them.
         live: the live trainers.
-        external_writes: the external writes of the script.
         buffers: the models' synced buffers, which travel with steps.
         transfer: transfers values and states outside of steps.
         dense_allreduce: averages the gradients that trainers share without servers, if any.
@@ -431,20 +422,16 @@ class Communicator:
         self._tensors = tensors
         of, servers = deployment.of_server, range(self.plan.servers)
         self._programs = [pserver_program(of(index)) for index in servers]
-        held_back: set[str] = set()  # variables that receive no values
-        self._all = ParameterSlices(list(self.plan.placements), tensors, held_back)
+        self._script = ScriptWrites()
+        self._all = ParameterSlices(list(self.plan.placements), tensors, self._script)
         self.live = live_trainers_of(self.plan, self.trainer_id, connection)
         self.buffers = buffers_of(self.plan, tensors, self.live)
         self.transfer = StateTransfer(
             self.plan, self._programs, self._all, tensors, optimizers, self.buffers
         )
         options, buffers = self._options, self.buffers
-        self.lanes = senders_of(self.plan, tensors, options, self.live, held_back, buffers)
+        self.lanes = senders_of(self.plan, tensors, options, self.live, self._script, buffers)
         self.consumed = self.lanes[0].consumed
-        names = written_names(self.plan, tensors)
-        self.external_writes = ExternalWrites(
-            self.lanes, names, tensors, held_back, self.trainer_id
-        )
         self._open: set[int] = set()  # lanes that have sent something of a step that is not closed
         self._closed: set[int] = set()  # lanes whose step is closed and not finished
         self._left, self._asked_at = False, 0
@@ -503,7 +490,6 @@ class Communicator:
             for index, lane in enumerate(self.lanes):
                 self.step = max(self.step, applied := begun_at(self.clients, joined, index))
                 lane.start(channels_of(self.clients, self.plan, index), applied)
-            self.external_writes.start()
             self.page.joined(joined[0].run)
             self._shutdown.allow(self._connection.grace_seconds)
         except BaseException as error:
@@ -572,8 +558,7 @@ class Communicator:
             self.look_ahead.close()
         if not failure:
             try:
-                with self.external_writes.receiving():
-                    self._shutdown.drain(self.lanes)
+                self._shutdown.drain(self.lanes)
                 if drained is not None:
                     self.transfer.upload_buffers()
                     with self.position.waiting():
@@ -652,7 +637,7 @@ class Communicator:
         """Begins a lane's step, unless something of it has been sent."""
         if lane not in self._open:
             self.check()
-            self.external_writes.begin(lane)
+            self.lanes[lane].begin()
             self._open.add(lane)
 
     def rows_of(self, table: str) -> RowSource:
@@ -702,13 +687,12 @@ class Communicator:
             for client in self.clients:
                 client.activity = f"step {self.step}"
         for index in chosen:
-            self.external_writes.begin(index)
+            if index not in self._open:
+                self.lanes[index].begin()
         self._closed.update(chosen)
         self._open.difference_update(chosen)
         self.buffers.capture(chosen)
         for index in chosen:
-            self.lanes[index].push_copied()  # beside the work that the flags of writes are behind
-            self.external_writes.complete(index)
             self.lanes[index].close(hparams, overflow)
             self.page.steps.closed(index)
         if self.look_ahead is not None:
@@ -731,12 +715,21 @@ class Communicator:
                 with self.page.steps.blocked(index):
                     replies.append(self.lanes[index].finish())
         self._closed.clear()
-        for index in closed:
-            self.external_writes.note_received(index)
         self.buffers.land()
         if self.step & (self.step - 1) == 0:
             trim_memory()
         return _first(replies, [self.plan.lanes[each] for each in closed])
+
+    def look_again(self) -> None:
+        """Finds later external writes, before steps are closed whose gradients were sent during
+        backward.
+        """
+        for index in self._open:
+            self.lanes[index].begin()
+
+    def suspected(self) -> set[str]:
+        """The variables with possible external writes that the next step brings to the servers."""
+        return set().union(*(lane.suspected() for lane in self.lanes))
 
     @property
     def window(self) -> int:
@@ -767,9 +760,8 @@ class Communicator:
 
     def refresh(self) -> None:
         """Takes in parameters that were received between steps; called before a forward pass."""
-        for index, lane in enumerate(self.lanes):
-            with self.external_writes.receiving(index):
-                lane.refresh()
+        for lane in self.lanes:
+            lane.refresh()
         self.buffers.land(between_steps=True)
 
     def drain(self) -> None:
@@ -780,9 +772,8 @@ class Communicator:
             RuntimeError: this trainer has left.
         """
         self.check()
-        with self.external_writes.receiving():
-            for lane in self.lanes:
-                lane.drain()
+        for lane in self.lanes:
+            lane.drain()
         self.buffers.land(between_steps=True)
 
     # ---- values and states ----
@@ -794,10 +785,12 @@ class Communicator:
         In sync mode this holds after every step.  In the k-step modes the trainer keeps its own
         parameters: :meth:`served` gives the servers'.
         """
-        queues = {index for index, lane in enumerate(self.plan.lanes) if lane.kind.queues}
         self.drain()
-        with self.external_writes.receiving(pulled=True):
-            self.transfer.pull_lanes(queues)
+        for lane in self.lanes:
+            if isinstance(lane, AsyncSender):
+                lane.pull()
+        if self.plan.lanes[self.buffers.lane].kind.queues:
+            self.transfer.pull_buffers()
 
     def served(self) -> dict[str, torch.Tensor]:
         """The servers' values of the parameters that this trainer steps by itself, and of the
@@ -811,7 +804,8 @@ class Communicator:
         never update.  Parameters that the trainers average stay as they are here.
         """
         self.transfer.pull_served()
-        self.external_writes.start()
+        for lane in self.lanes:
+            lane.note_values()
 
     def push(self, optimizers: Sequence[torch.optim.Optimizer] | None = None) -> None:
         """Loads the leader's values and optimizer states into the servers.  Every trainer calls
@@ -826,11 +820,10 @@ class Communicator:
             for client in self.clients:
                 self.transfer.upload(client, optimizers)
         self.barrier("pushed")
-        self.external_writes.release()
+        self._script.held_back.clear()
         self.transfer.pull()
         for index, lane in enumerate(self.lanes):
             lane.start([client.channels[index] for client in self.clients], lane.step)
-        self.external_writes.start()
 
     def states(self) -> dict[str, dict[str, torch.Tensor]]:
         """The servers' optimizer states, whole, by parameter name and state name: element-wise ones

@@ -165,17 +165,6 @@ class StateTransfer:
         self._slices.flush_buffers()
         return reply
 
-    def pull_lanes(self, lanes: set[int]) -> None:
-        """Receives the updated slices of these lanes, and the buffers that travel with them."""
-        if self._buffers.lane in lanes:
-            self.pull_buffers()
-        self._pull(
-            lambda server: (
-                [n for n in self._slices.order(server) if self._slices.owner(n)[0].lane in lanes]
-                or None
-            )
-        )
-
     def pull_buffers(self) -> None:
         """Receives the models' buffers that this trainer does not send itself."""
         if self._buffers.receives:

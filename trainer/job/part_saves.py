@@ -430,7 +430,7 @@ def _unserved(
     of buffers that travel with steps taken here.
     """
     plan, buffers = communicator.plan, communicator.buffers
-    written = communicator.external_writes.suspected()
+    written = communicator.suspected()
     placed = [p.name for p in plan.placements if p.group is None or p.name in written]
     found = {name: tensors[name] for name in placed}
     if plan.lanes[buffers.lane].kind.steps_on_trainer:

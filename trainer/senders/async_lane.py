@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -34,93 +34,15 @@ from trainer.senders.pipeline import (
     Buffers,
     ConsumedSamples,
     PendingAssignments,
-    ReceivedCopies,
     RequestPipeline,
     SendTime,
     StagedValues,
     Tensors,
-    difference,
 )
+from trainer.senders.writes import ExternalWrites, ReceivedCopies, difference
 from transpiler.plan.plan import Lane
 
-# ---- received values ----
-#
-# The last received values of an async or half-async lane, whose parameters other trainers update
-# meanwhile.
-
-
 log = logging.getLogger(__name__)
-
-
-class AsyncReceived(ReceivedCopies):
-    """See :class:`~trainer.senders.pipeline.ReceivedValues`.
-
-    Args:
-        slices: of the lane.
-        pipeline: its messages.
-        drain: waits until the lane has sent everything and received the answers.
-        in_place: whether values are received into the parameters themselves.
-    """
-
-    between_steps = True
-
-    def __init__(
-        self,
-        slices: ParameterSlices,
-        pipeline: RequestPipeline,
-        drain: Callable[[], None],
-        in_place: bool,
-    ) -> None:
-        super().__init__(slices)
-        self._pipeline = pipeline
-        self._drain = drain
-        self._in_place = in_place
-        self._copies = False  # whether to copy all received values: the script writes to parameters
-
-    @property
-    def keeps_memory(self) -> bool:
-        """See :class:`~trainer.senders.pipeline.ReceivedValues`, here and below."""
-        return not self._in_place
-
-    @property
-    def keeps_copies(self) -> bool:
-        return self._copies
-
-    def differing(self, variables: Collection[str]) -> dict[str, Assignment]:
-        trained = [variable for variable in variables if variable in self.slices.updated]
-        if not self.holds(trained):
-            self._take_from_servers(trained)
-        found = self.differences(trained)
-        if held := self.slices.slices_of(set(variables).difference(trained)):
-            found.update(self._differing_held(held))
-        return found
-
-    def _differing_held(self, names: Collection[str]) -> dict[str, Assignment]:
-        """The differences from the servers' values, of slices that servers only hold."""
-        theirs = self._pipeline.checksums(names)
-        unlike = [name for name in names if checksum(self.slices.read(name)) != theirs[name]]
-        pulled = self._pipeline.pull(unlike).values if unlike else {}
-        written = {name: difference(self.slices.read(name), pulled[name]) for name in pulled}
-        return {name: each for name, each in written.items() if each is not None}
-
-    def _take_from_servers(self, variables: Collection[str]) -> None:
-        """Takes the servers' values as the last received values, as no copy has been kept; keeps
-        copies from now on.
-        """
-        self._copies = True
-        self._drain()
-        known = self._pipeline.versions
-        pulled = self._pipeline.pull()
-        if any(known.get(server, 0) != now for server, now in pulled.versions.items()):
-            log.warning(
-                "the first write into parameters of this lane (%s): other trainers have stepped "
-                "since the last values came, so this trainer's values replace theirs in all of "
-                "these parameters; from now on only what was written is assigned",
-                ", ".join(sorted(variables)),
-            )
-        self.copy(self.slices.trained)
-        self.note({name: pulled.values[name] for name in self.slices.slices_of(variables)})
-
 
 # ---- merged steps ----
 #
@@ -218,10 +140,24 @@ class AsyncSender:
     its own step; in half-async mode only at the step that completes a message.  The script's thread
     closes steps; a thread of the lane sends them; with ``independent_recv_thread`` another thread
     fetches parameters.
+
+    Args:
+        lane, slices: of this sender.
+        soft_wait_ms: see [Note: how far ahead].
+        buffers: the model's buffers, which travel with the lane's messages.
+        trainer: this trainer's number, for messages.
+
+    Attributes:
+        writes: finds the external writes.
     """
 
     def __init__(
-        self, lane: Lane, slices: ParameterSlices, soft_wait_ms: int, buffers: SyncedBuffers
+        self,
+        lane: Lane,
+        slices: ParameterSlices,
+        soft_wait_ms: int,
+        buffers: SyncedBuffers,
+        trainer: int,
     ) -> None:
         self._lane, self._slices = lane, slices
         self._assignments: dict[str, Assignment] = {}  # of the step under way
@@ -246,7 +182,9 @@ class AsyncSender:
         self._since_fetch = 0  # messages since parameters were last received
         self._blocked_seconds, self._merged = 0.0, 0
         self._last = Reply()
-        self.received = AsyncReceived(slices, self._pipeline, self.drain, self._in_place)
+        self._received = ReceivedCopies(slices)
+        self._keeps_copies = False  # of all received values: the script writes to parameters
+        self.writes = ExternalWrites(slices, self._received, trainer, self._in_place)
         # whether a gradient outlives its step, after which the script writes to it again
         self._copies = lane.max_merge_var_num > 1 if lane.kind.collects else not self._waits
         self._saves = slices.bytes >= SMALL_BYTES
@@ -263,7 +201,8 @@ class AsyncSender:
         self._pipeline.start(channels, step)
         self._assignments, self._pending = {}, PendingAssignments()
         if not self._in_place:
-            self.received.copy(self._slices.trained)
+            self._received.copy(self._slices.trained)
+        self.note_values()
         if self._threads:
             return
         fetches = [self._fetch] if self._lane.independent_recv_thread else []
@@ -275,6 +214,85 @@ class AsyncSender:
         for thread in self._threads:
             thread.start()
 
+    # ---- external writes ----
+
+    def begin(self) -> None:
+        """See :class:`LaneSender`."""
+        if (suspects := self.writes.look(waits=True)) is not None:
+            found = self._differing(suspects.compared) if suspects.compared else {}
+            self._assign(found)
+            self.writes.settle(suspects, found)
+
+    def _differing(self, variables: Sequence[str]) -> dict[str, Assignment]:
+        """The differences of variables from their last received values, by slice."""
+        trained = [variable for variable in variables if variable in self._slices.updated]
+        if not self._received.holds(trained):
+            self._take_from_servers(trained)
+        found = self._received.differences(trained)
+        if held := self._slices.slices_of(set(variables).difference(trained)):
+            found.update(self._differing_held(held))
+        return found
+
+    def _differing_held(self, names: Collection[str]) -> dict[str, Assignment]:
+        """The differences from the servers' values, of slices that servers only hold."""
+        theirs = self._pipeline.checksums(names)
+        unlike = [name for name in names if checksum(self._slices.read(name)) != theirs[name]]
+        pulled = self._pipeline.pull(unlike).values if unlike else {}
+        written = {name: difference(self._slices.read(name), pulled[name]) for name in pulled}
+        return {name: each for name, each in written.items() if each is not None}
+
+    def _take_from_servers(self, variables: Collection[str]) -> None:
+        """Takes the servers' values as the last received values, as no copy has been kept; keeps
+        copies from now on.
+        """
+        self._keeps_copies = True
+        self._drain()
+        known = self._pipeline.versions
+        pulled = self._pipeline.pull()
+        if any(known.get(server, 0) != now for server, now in pulled.versions.items()):
+            log.warning(
+                "the first write into parameters of this lane (%s): other trainers have stepped "
+                "since the last values came, so this trainer's values replace theirs in all of "
+                "these parameters; from now on only what was written is assigned",
+                ", ".join(sorted(variables)),
+            )
+        self._received.copy(self._slices.trained)
+        self._received.note({n: pulled.values[n] for n in self._slices.slices_of(variables)})
+
+    def _assign(self, assignments: Mapping[str, Assignment]) -> None:
+        """Adds assignments to the step under way, by slice."""
+        if self._lane.kind.collects and assignments:
+            self._drain()  # sends the earlier steps
+        self._received.assign(assignments)
+        for name, assignment in assignments.items():
+            earlier = self._assignments.get(name)
+            self._assignments[name] = (
+                assignment if earlier is None else earlier.followed_by(assignment)
+            )
+
+    @contextmanager
+    def _receiving(self, everything: bool, pulled: bool = False) -> Iterator[None]:
+        """Protects external writes from values that are received inside, without a step.
+
+        Args:
+            everything: see :meth:`ExternalWrites.hold_back`.
+            pulled: whether values are received into the parameters themselves.
+        """
+        compared = self.writes.hold_back(everything)
+        self.writes.held_back(compared, self._differing(compared) if compared else {})
+        yield
+        self.writes.note_free(copies=pulled or self._in_place)
+
+    def note_values(self) -> None:
+        """See :class:`LaneSender`."""
+        self.writes.start(self._keeps_copies)
+
+    def suspected(self) -> set[str]:
+        """See :class:`LaneSender`."""
+        return self.writes.suspected()
+
+    # ---- steps ----
+
     def send(self, gradients: Mapping[str, torch.Tensor]) -> None:
         """See :class:`LaneSender`."""
         self._gradients.update(gradients)
@@ -282,9 +300,6 @@ class AsyncSender:
     def send_rows(self, gradients: Mapping[str, RowGradient]) -> None:
         """See :class:`LaneSender`."""
         self._tables.update(gradients)
-
-    def push_copied(self) -> None:
-        """Does nothing: the lane's thread waits for copies."""
 
     def close(self, hparams: Hparams, overflow: bool) -> None:
         """See :class:`LaneSender`.
@@ -323,7 +338,7 @@ class AsyncSender:
         if self._closed is None:
             return
         step, self._closed = self._closed, None
-        self.refresh()  # gives back the memory that this step may be copied into
+        self._take_in()  # gives back the memory that this step may be copied into
         with self._changed:
             joins = bool(self._queue) and self._queue[-1].takes(step, self._lane)
             if joins:
@@ -353,7 +368,8 @@ class AsyncSender:
                     self._soft_seconds,
                 )
             self._check()
-        self.refresh()
+        self._take_in()
+        self.writes.end_step(self._keeps_copies)
         return self._last
 
     def _collecting(self) -> bool:
@@ -378,10 +394,18 @@ class AsyncSender:
 
     def refresh(self) -> None:
         """See :class:`LaneSender`."""
+        if self._staged.empty:
+            self._take_in()
+        else:
+            with self._receiving(everything=False):
+                self._take_in()
+
+    def _take_in(self) -> None:
+        """Takes in received values."""
         if not self._in_place:
             values, memory, message = self._staged.take_out()
             self._pending.write(values, message)
-            self._buffers.give_back(self.received.replace(values, memory))
+            self._buffers.give_back(self._received.replace(values, memory))
             held = self._slices.held_back_slices()
             for name, value in values.items():
                 if name not in held:
@@ -390,33 +414,27 @@ class AsyncSender:
 
     def drain(self) -> None:
         """See :class:`LaneSender`."""
+        with self._receiving(everything=True):
+            self._drain()
+
+    def _drain(self) -> None:
         self._enqueue()
         with self._changed:
             self._flushing = True
             self._changed.notify_all()
             self._wait(lambda: not self._unanswered)
             self._flushing = False
-        self.refresh()
+        self._take_in()
+
+    def pull(self) -> None:
+        """Receives the servers' values, when the lane has been drained."""
+        with self._receiving(everything=True, pulled=True):
+            self._pipeline.pull(in_place=True)
+            self._slices.flush_buffers()
 
     def leave(self) -> None:
         """See :class:`LaneSender`."""
         self.drain()
-
-    @property
-    def arrived(self) -> bool:
-        """See :class:`~trainer.senders.pipeline.GradientLane`."""
-        return not self._staged.empty
-
-    def assign(self, assignments: Mapping[str, Assignment]) -> None:
-        """See :class:`~trainer.senders.pipeline.GradientLane`."""
-        if self._lane.kind.collects and assignments:
-            self.drain()  # sends the earlier steps
-        self.received.assign(assignments)
-        for name, assignment in assignments.items():
-            earlier = self._assignments.get(name)
-            self._assignments[name] = (
-                assignment if earlier is None else earlier.followed_by(assignment)
-            )
 
     def stop(self) -> None:
         """See :class:`LaneSender`."""

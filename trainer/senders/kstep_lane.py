@@ -86,6 +86,9 @@ class KStepSender:
         self._taken = 0
         self.writes.note()
 
+    def begin(self) -> None:
+        """Does nothing: external writes are a part of the changes."""
+
     def send(self, gradients: Mapping[str, torch.Tensor]) -> None:
         """Does nothing: gradients stay here."""
 
@@ -96,9 +99,6 @@ class KStepSender:
     def wait_for_replies(self) -> None:
         """Waits until every sent message is answered; takes no values in."""
 
-    def push_copied(self) -> None:
-        """Does nothing: gradients stay here."""
-
     def close(self, hparams: Hparams, overflow: bool) -> None:
         """See :class:`LaneSender`."""
         self._taken += 0 if overflow else 1
@@ -108,6 +108,13 @@ class KStepSender:
         gradients, self._gradients = self._gradients, {}
         for name, gradient in gradients.items() if not overflow else ():
             self.tables[name].step(gradient, hparams)
+
+    def note_values(self) -> None:
+        """Does nothing: only :meth:`start` replaces values outside of steps."""
+
+    def suspected(self) -> set[str]:
+        """See :class:`LaneSender`: none, as a message brings them."""
+        return set()
 
     def metrics(self) -> dict[str, float]:
         """See :class:`LaneSender`."""

@@ -33,6 +33,7 @@ import mmap
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -186,6 +187,20 @@ def kept_buffer(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     ).view(shape)
 
 
+@dataclass(slots=True)
+class ScriptWrites:
+    """What is known of a script's external writes, in all lanes.  See [Note: what a script writes]
+    in writes.py.
+
+    Attributes:
+        held_back: names of variables that receive no values, because of such a write.
+        uncounted: whether a write has been seen that no counter shows.
+    """
+
+    held_back: set[str] = field(default_factory=set)
+    uncounted: bool = False
+
+
 class ParameterSlices:
     """Reads and writes the slices of some variables in the variables' live tensors.
 
@@ -195,10 +210,10 @@ class ParameterSlices:
     Args:
         placements: the variables.
         tensors: all live tensors by variable name.
-        held_back: names of variables that receive no values; other parts change the set.
+        script: the script's writes into all variables of the job; None: there are none.
 
     Attributes:
-        held_back: as given.
+        script: as given.
         names: of the slices that servers update, in the order of the plan.
         servers: by slice, the index of the server that holds it.
         updated: names of the variables that servers update; others they only hold.
@@ -209,9 +224,9 @@ class ParameterSlices:
         self,
         placements: list[Placement],
         tensors: Mapping[str, torch.Tensor],
-        held_back: AbstractSet[str] = frozenset(),
+        script: ScriptWrites | None = None,
     ) -> None:
-        self.held_back = held_back
+        self.script = script or ScriptWrites()
         self._tensors = tensors
         self._placements = placements
         self._owners = {
@@ -242,6 +257,11 @@ class ParameterSlices:
 
     def __contains__(self, name: str) -> bool:
         return name in self._owners
+
+    @property
+    def variables(self) -> dict[str, torch.Tensor]:
+        """All of the variables, by name."""
+        return {p.name: self._tensors[p.name] for p in self._placements}
 
     @property
     def trained(self) -> list[str]:
@@ -280,10 +300,11 @@ class ParameterSlices:
 
     def held_back_slices(self) -> AbstractSet[str]:
         """The names of the variables that are held back, and of their slices."""
-        if not self.held_back:
-            return self.held_back
-        own = [name for name in self.held_back if name in self._by_variable]
-        return self.held_back | set(self.slices_of(own))
+        held_back = self.script.held_back
+        if not held_back:
+            return held_back
+        own = [name for name in held_back if name in self._by_variable]
+        return held_back | set(self.slices_of(own))
 
     def slices_of(self, variables: Iterable[str]) -> list[str]:
         """The slices of these variables."""
@@ -376,7 +397,7 @@ class ParameterSlices:
     def destination(self, name: str) -> torch.Tensor:
         """The destination of a slice's value.  See [Note: destinations]."""
         placement, slice_ = self._owners[name]
-        if placement.name in self.held_back:
+        if placement.name in self.script.held_back:
             return self.blank(name)
         tensor = self._tensors[placement.name].detach()
         if not is_on_gpu(tensor) and tensor.device.type == "cpu" and tensor.is_contiguous():

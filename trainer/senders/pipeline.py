@@ -22,7 +22,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -87,122 +87,6 @@ class ConsumedSamples:
         return dropped
 
 
-# ---- received values ----
-#
-# The last received values of a lane's parameters: a parameter that differs from them has been
-# written by the script since.
-#
-# A lane that receives values in memory of its own keeps the memory of the last ones, which costs no
-# time.  A lane that receives values in the parameters themselves keeps copies on request.
-
-
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
-
-
-class ReceivedCopies:
-    """The last received values of some variables, by slice, in main memory.  The script's thread
-    uses it.
-
-    Args:
-        slices: of the lane.
-
-    Attributes:
-        slices: as given.
-    """
-
-    def __init__(self, slices: ParameterSlices) -> None:
-        self.slices = slices
-        self._values: dict[str, Tensor] = {}  # by slice
-        self._memory: dict[str, Tensor] = {}  # given by callers, by slice or by variable
-
-    def holds(self, variables: Iterable[str]) -> bool:
-        """Whether it has the last received values of all of these variables."""
-        return self._values.keys() >= set(self.slices.slices_of(variables))
-
-    def copy(self, variables: Iterable[str]) -> None:
-        """Notes the variables' present values."""
-        for name in self.slices.slices_of(variables):
-            if name not in self._values:
-                self._values[name] = self.slices.blank(name)
-            self._values[name].copy_(self.slices.read(name))
-
-    def note(self, values: Mapping[str, Tensor]) -> None:
-        """Notes received values, by slice; their memory must not change from now on."""
-        self._values.update(values)
-
-    def replace(
-        self, values: Mapping[str, Tensor], memory: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """Notes values that are being received, without copying them.
-
-        Args:
-            values: by slice.
-            memory: the memory of the values, by slice or by variable; it must not change from now
-                on.
-
-        Returns:
-            The memory of earlier values, by the same names, which is free now; and the memory of
-            values for variables that are held back.
-        """
-        held = self.slices.held_back_slices()
-        free: dict[str, Tensor] = {}
-        for key, tensor in memory.items():
-            if key in held:
-                free[key] = tensor
-                continue
-            if key in self._memory:
-                free[key] = self._memory[key]
-            self._memory[key] = tensor
-        self._values.update({name: each for name, each in values.items() if name not in held})
-        return free
-
-    def forget(self) -> None:
-        """Drops all kept values."""
-        self._values.clear()
-        self._memory.clear()
-
-    def assign(self, assignments: Mapping[str, Assignment]) -> None:
-        """Writes assignments into the kept values, by slice, so that an external write is sent
-        once.
-        """
-        for name, assignment in assignments.items():
-            if name in self._values:
-                assignment.write(self._values[name])
-
-    def differences(self, variables: Collection[str]) -> dict[str, Assignment]:
-        """The differences of these variables from their last received values, by slice: elements,
-        or the whole slice if more than half of it differs.
-        """
-        return {
-            name: found
-            for name in self.slices.slices_of(variables)
-            if (found := difference(self.slices.read(name), self._values[name])) is not None
-        }
-
-
-def difference(now: Tensor, before: Tensor) -> Assignment | None:
-    """The elements of a slice whose bits have changed; None if there are none.
-
-    Args:
-        now, before: contiguous, in main memory, of one dtype and shape.
-
-    Returns:
-        Copies of the elements that differ, or of the whole slice if more than half of it differs.
-    """
-    integers = _INTEGERS[now.itemsize]
-    mine, theirs = now.detach().reshape(-1), before.detach().reshape(-1)
-    mine, theirs = mine.view(integers), theirs.view(integers)
-    if torch.equal(mine, theirs):
-        return None
-    unlike = mine != theirs
-    if now.itemsize == 16:
-        unlike = unlike.view(-1, 2).any(1)
-    elements = unlike.nonzero().view(-1)
-    if 2 * len(elements) > now.numel():
-        return Assignment(now.detach().clone())
-    return Assignment(now.detach().reshape(-1)[elements], elements)
-
-
 # ---- interfaces of lanes ----
 #
 # One lane of a plan, on a trainer's side: how its steps are sent, and when received values change
@@ -214,9 +98,10 @@ def difference(now: Tensor, before: Tensor) -> Assignment | None:
 #   async_lane.py   async, half-async: closed steps queue; a thread merges and sends them
 #   kstep_lane.py   geo, diloco: the script's optimizer steps; every k steps changes are sent
 #
-# A step goes through three calls of the script's thread: ``send`` (each gradient), ``close`` (the
-# step is complete), ``finish`` (waits as the mode requires, and takes in received values).  Only
-# ``finish``, ``refresh``, ``drain`` and ``leave`` change parameters.
+# A step goes through four calls of the script's thread: ``begin``, ``send`` (each gradient),
+# ``close`` (the step is complete), ``finish`` (waits as the mode requires, and takes in received
+# values).  Only ``finish``, ``refresh``, ``drain`` and ``leave`` change parameters, and none of
+# them replaces an external write.
 
 
 class LaneSender(Protocol):
@@ -239,16 +124,20 @@ class LaneSender(Protocol):
             step: the last step that the servers have applied.
         """
 
+    def begin(self) -> None:
+        """Makes external writes a part of the step, where servers step: called before anything of
+        the step is sent, and once more before a step is closed whose gradients have been sent
+        during backward.
+
+        Raises:
+            ValueError: a parameter's shape or dtype differs from the job's.
+        """
+
     def send(self, gradients: Mapping[str, torch.Tensor]) -> None:
         """Takes gradients, by slice; with ``runtime_split_send_recv`` by variable."""
 
     def send_rows(self, gradients: Mapping[str, RowGradient]) -> None:
         """Takes gradients, by table; the caller does not write to their tensors again."""
-
-    def push_copied(self) -> None:
-        """Sends the gradients of the step that devices have copied, each when its copy is made,
-        where the script's thread sends; called before that thread waits for the devices otherwise.
-        """
 
     def close(self, hparams: Hparams, overflow: bool) -> None:
         """Completes the step."""
@@ -267,6 +156,16 @@ class LaneSender(Protocol):
         then.
         """
 
+    def note_values(self) -> None:
+        """Notes that the servers' values have been received into all variables, outside of
+        steps.
+        """
+
+    def suspected(self) -> set[str]:
+        """The variables that may have been written since the last step, where the next one brings
+        that to the servers; some of them have not.
+        """
+
     def stop(self) -> None:
         """Tells the lane's threads to end."""
 
@@ -279,55 +178,6 @@ class LaneSender(Protocol):
 
     def metrics(self) -> dict[str, float]:
         """Counters, by name."""
-
-
-class ReceivedValues(Protocol):
-    """The last received values of a lane's parameters, and the differences from them."""
-
-    slices: ParameterSlices
-
-    @property
-    def between_steps(self) -> bool:
-        """Whether values are received between steps, too."""
-
-    @property
-    def keeps_memory(self) -> bool:
-        """Whether the lane itself keeps the received values."""
-
-    @property
-    def keeps_copies(self) -> bool:
-        """Whether to keep a copy of the received values after every step."""
-
-    def holds(self, variables: Iterable[str]) -> bool:
-        """Whether it has the last received values of all of these variables."""
-
-    def copy(self, variables: Iterable[str]) -> None:
-        """Notes the variables' present values."""
-
-    def forget(self) -> None:
-        """Drops all kept values."""
-
-    def differing(self, variables: Collection[str]) -> dict[str, Assignment]:
-        """The differences of these variables from their last received values, by slice.
-
-        Variables that are held back receive no values during the call.
-        """
-
-
-@runtime_checkable
-class GradientLane(LaneSender, Protocol):
-    """A lane whose servers step.  External writes to its parameters become a part of the next step:
-    see [Note: what a script writes] in writes.py.
-    """
-
-    received: ReceivedValues
-
-    @property
-    def arrived(self) -> bool:
-        """Whether ``refresh`` would change parameters."""
-
-    def assign(self, assignments: Mapping[str, Assignment]) -> None:
-        """Adds assignments to the step under way, by slice."""
 
 
 log = logging.getLogger(__name__)
@@ -497,7 +347,11 @@ class RequestPipeline:
         """The destination of a value in the reply to a message."""
         if name in self._model_buffers.names:
             return self._model_buffers.destination(name)
-        return self._slices.destination(name) if self._in_place else self._beside(name, blank)
+        return (self._in_parameters if self._in_place else self._beside)(name, blank)
+
+    def _in_parameters(self, name: str, blank: object) -> torch.Tensor:
+        """The destination of a slice's value: the parameter, while nothing computes."""
+        return self._slices.destination(name)
 
     def _beside(self, name: str, blank: object) -> torch.Tensor:
         """The destination of a slice's value: memory that no other thread reads."""
@@ -604,17 +458,19 @@ class RequestPipeline:
         ):
             wait(leaving, return_when=FIRST_COMPLETED)
 
-    def pull(self, names: Collection[str] | None = None) -> Pulled:
-        """Fetches slices, beside the parameters, without sending anything.
+    def pull(self, names: Collection[str] | None = None, in_place: bool = False) -> Pulled:
+        """Fetches slices, without sending anything.
 
         Args:
             names: of the slices; None: the lane's parameters.
+            in_place: whether the values are received into the parameters themselves.
         """
         with self.turn:
             self._reusable, self._values = {}, {}
             asked = self._slices.by_server(self._slices.names if names is None else names)
+            destination = self._in_parameters if in_place else self._beside
             replies = {
-                server: self._channels[server].pull(here, self._beside, self.step)
+                server: self._channels[server].pull(here, destination, self.step)
                 for server, here in asked.items()
             }
             if replies:

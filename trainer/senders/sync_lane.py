@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
 from typing import Any, Protocol
 
@@ -20,43 +20,12 @@ from trainer.senders.buffers import SyncedBuffers
 from trainer.senders.gradient_validation import GradientValidation
 from trainer.senders.live_trainers import LiveTrainers
 from trainer.senders.parameters import ParameterSlices, PendingCopy, is_on_gpu
-from trainer.senders.pipeline import ConsumedSamples, ReceivedCopies, checksums_of
+from trainer.senders.pipeline import ConsumedSamples, checksums_of
+from trainer.senders.writes import ExternalWrites, ReceivedCopies, Suspects
 from transpiler.ir.rules import Clip
 from transpiler.plan.plan import Lane
 
 LOOK_SECONDS = 0.25  # between two calls of ``meanwhile``
-
-
-class SyncReceived(ReceivedCopies):
-    """The last received values of a sync lane: between steps the servers have them.  See
-    :class:`~trainer.senders.pipeline.ReceivedValues`.
-
-    Args:
-        slices: of the lane.
-        channels: gives the channels, by server; none while a step is under way.
-    """
-
-    between_steps = False
-    keeps_memory = False
-    keeps_copies = False
-
-    def __init__(self, slices: ParameterSlices, channels: Callable[[], Sequence[Channel]]) -> None:
-        super().__init__(slices)
-        self._channels = channels
-
-    def differing(self, variables: Collection[str]) -> dict[str, Assignment]:
-        """The whole slices that differ.
-
-        If gradients of the step have been sent, the servers cannot be asked before it is closed:
-        all slices are given, and the servers leave out those that equal theirs.
-        """
-        kept = [variable for variable in variables if self.holds([variable])]
-        names = self.slices.slices_of(variable for variable in variables if variable not in kept)
-        if names and (channels := self._channels()):
-            theirs = checksums_of(channels, self.slices.by_server(names))
-            names = [name for name in names if checksum(self.slices.read(name)) != theirs[name]]
-        names += self.differences(kept)
-        return {name: Assignment(self.slices.read(name)) for name in names}
 
 
 class LoadedTables(Protocol):
@@ -85,6 +54,9 @@ class SyncSender:
         clip: the plan's clipping, if servers clip.
         live: the live trainers.
         buffers: the model's buffers, which travel with the lane's steps.
+
+    Attributes:
+        writes: finds the external writes.
     """
 
     def __init__(
@@ -98,8 +70,9 @@ class SyncSender:
         self._model_buffers = buffers
         self._checks = GradientValidation(lane, slices)
         self._as_they_are = not (self._checks.measures or slices.compresses)
-        self.received = SyncReceived(slices, lambda: [] if self._replies else self._channels)
         self._live = live
+        self._received = ReceivedCopies(slices)
+        self.writes = ExternalWrites(slices, self._received, live.own, keeps_copies=True)
         self._assignments: dict[str, Assignment] = {}  # of the step under way
         self._loads: LoadedTables | None = None
         self._index = 0  # of the lane
@@ -127,10 +100,37 @@ class SyncSender:
         self._channels, self._step = channels, step
         if self._loads is not None:
             self._loads.forget(self._index)
+        self.writes.start()
+
+    def begin(self) -> None:
+        """See :class:`~trainer.senders.pipeline.LaneSender`."""
+        if (suspects := self.writes.look(waits=False)) is not None:
+            self._settle(suspects)
+
+    def _settle(self, suspects: Suspects) -> None:
+        """Makes suspected variables' differences from the servers' values a part of the step."""
+        found = self._differing(suspects.compared) if suspects.compared else {}
+        self._assignments.update(found)
+        self.writes.settle(suspects, found)
+
+    def _differing(self, variables: Sequence[str]) -> dict[str, Assignment]:
+        """The whole slices that differ from the last received values, which the servers have until
+        the next step.
+
+        If gradients of the step have been sent, the servers cannot be asked before it is closed:
+        all slices are given, and the servers leave out those that equal theirs.
+        """
+        kept = [variable for variable in variables if self._received.holds([variable])]
+        names = self._slices.slices_of(variable for variable in variables if variable not in kept)
+        if names and not self._replies:
+            theirs = checksums_of(self._channels, self._slices.by_server(names))
+            names = [name for name in names if checksum(self._slices.read(name)) != theirs[name]]
+        names += self._received.differences(kept)
+        return {name: Assignment(self._slices.read(name)) for name in names}
 
     def send(self, gradients: Mapping[str, torch.Tensor]) -> None:
         """Sends gradients, by slice; from a GPU, when their copies have been made."""
-        self._begin()
+        self._open()
         self._sent.update(gradients)
         # by server: those that share frames; others leave before the next is encoded
         small: dict[int, list[tuple[str, torch.Tensor]]] = {}
@@ -149,7 +149,8 @@ class SyncSender:
         for server, own in small.items():
             self._channels[server].push(self._step + 1, own)
 
-    def _begin(self) -> None:
+    def _open(self) -> None:
+        """Begins the request to each server, with the first part of a step."""
         if not self._replies:
             self._replies = [channel.begin(self._destination) for channel in self._channels]
 
@@ -165,8 +166,8 @@ class SyncSender:
         parts = list(self._slices.encoded(name, gradient))
         channel.push(self._step + 1, self._checks.look(name, parts))
 
-    def push_copied(self) -> None:
-        """See :class:`~trainer.senders.pipeline.LaneSender`."""
+    def _push_copied(self) -> None:
+        """Sends the gradients that devices copy, each when its copy is made."""
         while self._copies:
             self._push_first_copied()
 
@@ -181,7 +182,7 @@ class SyncSender:
 
         A server counts the steps of a table, so it also receives steps that touch none of its rows.
         """
-        self._begin()
+        self._open()
         self._checks.look_at_rows(gradients.items())
         servers = len(self._channels)
         divided = {name: gradient.divide(servers) for name, gradient in gradients.items()}
@@ -193,8 +194,10 @@ class SyncSender:
         checksums of its own.  If trainers may leave, every trainer sends its assignments, as it may
         become the leader.
         """
-        self._begin()
-        self.push_copied()
+        self._push_copied()  # beside the work that the flags of writes are behind
+        if (suspects := self.writes.complete()) is not None:
+            self._settle(suspects)
+        self._open()
         self._step += 1
         consumed = self.consumed.close()
         norms = self._checks.take_out()
@@ -235,6 +238,7 @@ class SyncSender:
         self._model_buffers.arrived()
         if self._loads is not None:
             self._loads.forget(self._index)
+        self.writes.end_step()
         return reply
 
     def _scale(self, clip: Clip, replies: list[Future[Reply]]) -> None:
@@ -260,15 +264,6 @@ class SyncSender:
             if channel.norms.done():
                 channel.scale(self.step, coefficients)
 
-    @property
-    def arrived(self) -> bool:
-        """Whether values have arrived: never between steps."""
-        return False
-
-    def assign(self, assignments: Mapping[str, Assignment]) -> None:
-        """See :class:`~trainer.senders.pipeline.GradientLane`."""
-        self._assignments.update(assignments)
-
     def follow(self, loads: LoadedTables, index: int) -> None:
         """Makes steps send the rows that the script has loaded into the tables of this lane.
 
@@ -288,6 +283,14 @@ class SyncSender:
     def leave(self) -> None:
         """See :class:`LaneSender`."""
         self.drain()
+
+    def note_values(self) -> None:
+        """See :class:`LaneSender`."""
+        self.writes.start()
+
+    def suspected(self) -> set[str]:
+        """See :class:`LaneSender`."""
+        return self.writes.suspected()
 
     def stop(self) -> None:
         """Does nothing: there are no threads."""

@@ -35,15 +35,15 @@ changes: see :class:`WritesBetween`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.senders.parameters import is_on_gpu, pinned
-from trainer.senders.pipeline import GradientLane, LaneSender
+from pserver.transport.arrays import Assignment
+from trainer.senders.parameters import ParameterSlices, is_on_gpu, pinned
 
 # ---- sampled elements ----
 #
@@ -310,6 +310,119 @@ def version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+# ---- received values ----
+#
+# The last received values of a lane's parameters: a parameter that differs from them has been
+# written by the script since.
+#
+# A lane that receives values in memory of its own keeps the memory of the last ones, which costs no
+# time.  A lane that receives values in the parameters themselves keeps copies on request.
+
+
+class ReceivedCopies:
+    """The last received values of some variables, by slice, in main memory.  The script's thread
+    uses it.
+
+    Args:
+        slices: of the lane.
+
+    Attributes:
+        slices: as given.
+    """
+
+    def __init__(self, slices: ParameterSlices) -> None:
+        self.slices = slices
+        self._values: dict[str, Tensor] = {}  # by slice
+        self._memory: dict[str, Tensor] = {}  # given by callers, by slice or by variable
+
+    def holds(self, variables: Iterable[str]) -> bool:
+        """Whether it has the last received values of all of these variables."""
+        return self._values.keys() >= set(self.slices.slices_of(variables))
+
+    def copy(self, variables: Iterable[str]) -> None:
+        """Notes the variables' present values."""
+        for name in self.slices.slices_of(variables):
+            if name not in self._values:
+                self._values[name] = self.slices.blank(name)
+            self._values[name].copy_(self.slices.read(name))
+
+    def note(self, values: Mapping[str, Tensor]) -> None:
+        """Notes received values, by slice; their memory must not change from now on."""
+        self._values.update(values)
+
+    def replace(
+        self, values: Mapping[str, Tensor], memory: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Notes values that are being received, without copying them.
+
+        Args:
+            values: by slice.
+            memory: the memory of the values, by slice or by variable; it must not change from now
+                on.
+
+        Returns:
+            The memory of earlier values, by the same names, which is free now; and the memory of
+            values for variables that are held back.
+        """
+        held = self.slices.held_back_slices()
+        free: dict[str, Tensor] = {}
+        for key, tensor in memory.items():
+            if key in held:
+                free[key] = tensor
+                continue
+            if key in self._memory:
+                free[key] = self._memory[key]
+            self._memory[key] = tensor
+        self._values.update({name: each for name, each in values.items() if name not in held})
+        return free
+
+    def forget(self) -> None:
+        """Drops all kept values."""
+        self._values.clear()
+        self._memory.clear()
+
+    def assign(self, assignments: Mapping[str, Assignment]) -> None:
+        """Writes assignments into the kept values, by slice, so that an external write is sent
+        once.
+        """
+        for name, assignment in assignments.items():
+            if name in self._values:
+                assignment.write(self._values[name])
+
+    def differences(self, variables: Collection[str]) -> dict[str, Assignment]:
+        """The differences of these variables from their last received values, by slice: elements,
+        or the whole slice if more than half of it differs.
+        """
+        return {
+            name: found
+            for name in self.slices.slices_of(variables)
+            if (found := difference(self.slices.read(name), self._values[name])) is not None
+        }
+
+
+def difference(now: Tensor, before: Tensor) -> Assignment | None:
+    """The elements of a slice whose bits have changed; None if there are none.
+
+    Args:
+        now, before: contiguous, in main memory, of one dtype and shape.
+
+    Returns:
+        Copies of the elements that differ, or of the whole slice if more than half of it differs.
+    """
+    integers = _INTEGERS[now.itemsize]
+    mine, theirs = now.detach().reshape(-1), before.detach().reshape(-1)
+    mine, theirs = mine.view(integers), theirs.view(integers)
+    if torch.equal(mine, theirs):
+        return None
+    unlike = mine != theirs
+    if now.itemsize == 16:
+        unlike = unlike.view(-1, 2).any(1)
+    elements = unlike.nonzero().view(-1)
+    if 2 * len(elements) > now.numel():
+        return Assignment(now.detach().clone())
+    return Assignment(now.detach().reshape(-1)[elements], elements)
+
+
 # ---- external writes ----
 
 
@@ -318,208 +431,197 @@ log = logging.getLogger(__name__)
 EARLY_STEPS, EVERY = 3, 1000  # the steps in which everything is compared
 
 
+@dataclass(frozen=True, slots=True)
+class Suspects:
+    """Variables of a lane that may have been written.
+
+    Attributes:
+        counted, uncounted: those whose counters have changed, and those whose samples have.
+        held_back: those that receive no values until they have been compared.
+        compared: those to compare with their last received values.
+        everything: whether these are all that receive values.
+    """
+
+    counted: Sequence[str]
+    uncounted: Sequence[str]
+    held_back: Sequence[str]
+    compared: Sequence[str]
+    everything: bool
+
+
 class ExternalWrites:
-    """Finds the script's external writes.  See [Note: what a script writes].
+    """Finds the script's external writes in a lane whose servers step.  See [Note: what a script
+    writes].
+
+    The lane's sender compares what is suspected, and makes the differences a part of its step::
+
+        suspects = writes.look(...)
+        found = ...                       # how suspects.compared differ from their received values
+        writes.settle(suspects, found)
 
     The script's thread calls it; with ``overlap`` also autograd's.
 
     Args:
-        lanes: all lanes; only those whose servers step are used.
-        names: the variables of each lane, by its index.
-        tensors: the live tensors by name.
-        held_back: names of variables that receive no values; this object changes the set.
+        slices: of the lane.
+        received: the last received values.
         trainer: this trainer's number, for messages.
+        keeps_copies: whether ``received`` is to get copies; otherwise the sender gives it the
+            values' memory.
     """
 
     def __init__(
-        self,
-        lanes: Sequence[LaneSender],
-        names: Mapping[int, list[str]],
-        tensors: Mapping[str, torch.Tensor],
-        held_back: set[str],
-        trainer: int,
+        self, slices: ParameterSlices, received: ReceivedCopies, trainer: int, keeps_copies: bool
     ) -> None:
-        self._lanes = {i: lane for i, lane in enumerate(lanes) if isinstance(lane, GradientLane)}
-        self._trainer = trainer
-        self._names = [name for index in self._lanes for name in names[index]]
-        self._tensors = [tensors[name] for name in self._names]
+        self._slices, self._received, self._trainer = slices, received, trainer
+        self._keeps_copies, self._script = keeps_copies, slices.script
+        variables = slices.variables
+        self._names, self._tensors = list(variables), list(variables.values())
+        # that receive values after a step
+        self._received_names = [name for name in self._names if name in slices.updated]
         self._forms = [(tensor.shape, tensor.dtype) for tensor in self._tensors]
-        numbers = {name: number for number, name in enumerate(self._names)}
-        self._of_lane = {index: [numbers[name] for name in names[index]] for index in self._lanes}
         self._samples = Samples(self._tensors)
         # whether torch counts the operations that write to it
         self._counted = [not tensor.is_inference() for tensor in self._tensors]
         self._versions = [version(tensor) for tensor in self._tensors]
-        self._held_back = held_back
-        self._steps = dict.fromkeys(self._lanes, 0)  # begun, by lane
-        self._begun: set[int] = set()  # lanes whose step is not over
-        self._looking: dict[int, PendingLook] = {}  # by lane, what devices compare
-        self._compared = dict.fromkeys(
-            self._lanes, 0
-        )  # the last step in which everything was compared
-        self._uncounted = False  # whether a write has been seen that no counter shows
+        self._step = 1  # that is under way, or the next one
+        self._looking: PendingLook | None = None  # what devices compare
+        self._compared = 0  # the last step in which everything was compared
 
     # ---- steps ----
 
-    def begin(self, lane: int) -> None:
-        """Makes external writes a part of a lane's step; called before anything of the step is
-        sent.  Until the step is over later calls do nothing.
+    def look(self, waits: bool) -> Suspects | None:
+        """Looks for external writes; the next step brings them.
+
+        Args:
+            waits: whether to wait for devices, which compare the elements of their tensors;
+                otherwise :meth:`complete` does.
+
+        Returns:
+            What has to be compared, and then settled; None: nothing.
 
         Raises:
             ValueError: a parameter's shape or dtype differs from the job's.
         """
-        if lane in self._lanes and lane not in self._begun:
-            self._begun.add(lane)
-            self._steps[lane] += 1
-            self._look(lane)
+        counted, pending = self._changed()
+        if not (counted or pending.here or self._script.held_back or self._compares_everything()):
+            if not pending.waits:
+                return None
+            if not waits:
+                self._looking = pending
+                return None
+        self._looking = None
+        return self._suspects(self._checked(counted), self._checked(pending.found()))
 
-    def look_again(self) -> None:
-        """Finds later writes, before steps are closed whose gradients were sent during backward."""
-        for lane in self._begun:
-            self._look(lane)
-
-    def complete(self, lane: int) -> None:
+    def complete(self) -> Suspects | None:
         """Finds the writes that devices have compared meanwhile; called before the step is
         closed.
         """
-        if lane in self._looking and (found := self._looking.pop(lane).found()):
-            self._assign(lane, [], self._checked(found))
+        looking, self._looking = self._looking, None
+        found = [] if looking is None else looking.found()
+        return self._suspects([], self._checked(found)) if found else None
 
-    def _look(self, lane: int) -> None:
-        """Finds the writes of a lane, but those that :meth:`complete` finds."""
-        counted, pending = self._suspects(lane)
-        if not (
-            counted
-            or pending.here
-            or self._held_back
-            or self._compares_everything(self._steps[lane])
-        ):
-            if not pending.waits:
-                return
-            if not self._lanes[lane].received.between_steps:
-                self._looking[lane] = pending
-                return
-        self._looking.pop(lane, None)
-        self._assign(lane, self._checked(counted), self._checked(pending.found()))
-
-    def _assign(self, lane: int, counted: list[str], uncounted: list[str]) -> None:
-        """Makes the differences of suspected variables a part of the lane's step."""
-        step, received = self._steps[lane], self._lanes[lane].received
-        self._held_back.update(counted, uncounted)
-        suspects = (
-            [name for name in self._all_names(lane) if name in self._held_back]
-            if self._held_back
-            else []
-        )
-        everything = self._compares_everything(step) and received.holds(self._received_names(lane))
-        asked = suspects
-        if everything and _is_regular(step):
-            asked = self._all_names(lane)
+    def _suspects(self, counted: list[str], uncounted: list[str]) -> Suspects:
+        held_back = self._script.held_back
+        held_back.update(counted, uncounted)
+        suspects = [name for name in self._names if name in held_back] if held_back else []
+        compared = suspects
+        everything = self._compares_everything() and self._received.holds(self._received_names)
+        if everything and _is_regular(self._step):
+            compared = self._names
         elif everything:  # comparing parameters that servers only hold takes long
-            asked = list(dict.fromkeys([*self._received_names(lane), *suspects]))
-        found = received.differing(asked) if asked else {}
+            compared = list(dict.fromkeys([*self._received_names, *suspects]))
+        return Suspects(counted, uncounted, suspects, compared, everything)
+
+    def settle(self, suspects: Suspects, found: Mapping[str, Assignment]) -> None:
+        """Notes how suspected variables differ from their last received values: that is a part of
+        the step now, and they may receive values.
+
+        Args:
+            found: by slice.
+        """
         if found:
-            self._lanes[lane].assign(found)
-            written = {received.slices.variable(name) for name in found}
-            self._seen(lane, written, counted, uncounted)
-        self._held_back.difference_update(suspects)
-        if suspects or found:
-            self._note(self._of_lane[lane])
-        if everything:
-            self._compared[lane] = step
+            self._note_uncounted({self._slices.variable(name) for name in found}, suspects)
+        self._script.held_back.difference_update(suspects.held_back)
+        if suspects.held_back or found:
+            self._note(range(len(self._names)))
+        if suspects.everything:
+            self._compared = self._step
 
-    def note_received(self, lane: int) -> None:
-        """Notes the received values after a lane's step."""
-        if lane in self._lanes:
-            self._begun.discard(lane)
-            self._keep(lane)
-            self._note(self._of_lane[lane])
+    def end_step(self, copies: bool = False) -> None:
+        """Notes the values that the lane's step has brought.
 
-    def _compares_everything(self, step: int) -> bool:
-        return self._uncounted or _is_regular(step)
+        Args:
+            copies: whether to keep copies of received values after every step.
+        """
+        self._step += 1
+        self._keep(copies)
+        self._note(range(len(self._names)))
 
-    def _keep(self, lane: int) -> None:
-        """Keeps copies of a lane's received values, if the next comparison will need them."""
-        received = self._lanes[lane].received
-        if received.keeps_memory:
-            return
-        if received.keeps_copies or self._compares_everything(self._steps[lane] + 1):
-            received.copy(self._received_names(lane))
-        else:
-            received.forget()
+    def start(self, copies: bool = False) -> None:
+        """Starts anew after the servers' values have been received into all variables."""
+        self._script.held_back.difference_update(self._names)
+        self._keep(copies)
+        self._note(range(len(self._names)))
+
+    def _keep(self, always: bool) -> None:
+        """Keeps copies of received values, if the next comparison will need them."""
+        if self._keeps_copies and (always or self._compares_everything()):
+            self._received.copy(self._received_names)
+        elif self._keeps_copies:
+            self._received.forget()
+
+    def _compares_everything(self) -> bool:
+        return self._script.uncounted or _is_regular(self._step)
 
     # ---- between steps ----
 
-    @contextmanager
-    def receiving(self, lane: int | None = None, pulled: bool = False) -> Iterator[None]:
-        """Protects external writes from values that are received inside, without a step.
+    def hold_back(self, everything: bool) -> list[str]:
+        """Keeps values that are received without a step off the script's writes.
 
         Args:
-            lane: the lane that receives values, which happens so often that only counters and
-                samples are compared; None: any lane may receive values, and all elements are
-                compared with the last received values where those are known.
-            pulled: whether values are received into the parameters themselves, in every lane.
-        """
-        chosen = [
-            index
-            for index, sender in self._lanes.items()
-            if sender.received.between_steps
-            and (lane is None or (index == lane and sender.arrived))
-        ]
-        for index in chosen:
-            self._hold_back(index, everything=lane is None)
-        yield
-        for index in chosen:
-            received = self._lanes[index].received
-            free = [name for name in self._received_names(index) if name not in self._held_back]
-            if received.holds(free) and (pulled or not received.keeps_memory):
-                received.copy(free)
-            self._note(
-                number
-                for number in self._of_lane[index]
-                if self._names[number] not in self._held_back
-            )
+            everything: whether all elements are to be compared where the last received values are
+                known; otherwise only counters and samples show a write.
 
-    def _hold_back(self, lane: int, everything: bool) -> None:
-        """Keeps received values off a lane's external writes."""
-        self._held_back.update(self._suspected(lane))
-        received, asked = self._lanes[lane].received, self._received_names(lane)
-        if not (everything and received.holds(asked)):
-            asked = [name for name in asked if name in self._held_back]
-        found = received.differing(asked) if asked else {}
-        self._held_back.difference_update(asked)
-        self._held_back.update(received.slices.variable(name) for name in found)
+        Returns:
+            The variables to compare, for :meth:`held_back`.
+        """
+        held_back, received = self._script.held_back, self._received_names
+        counted, pending = self._changed()
+        held_back.update(self._checked([*counted, *pending.found()]))
+        if everything and self._received.holds(received):
+            return received
+        return [name for name in received if name in held_back]
+
+    def held_back(self, compared: Sequence[str], found: Mapping[str, Assignment]) -> None:
+        """Lets those of the compared variables receive values that do not differ.
+
+        Args:
+            found: how they differ from their last received values, by slice.
+        """
+        self._script.held_back.difference_update(compared)
+        self._script.held_back.update(self._slices.variable(name) for name in found)
+
+    def note_free(self, copies: bool) -> None:
+        """Notes the values of the variables that are not held back.
+
+        Args:
+            copies: whether they were received into the variables' own memory.
+        """
+        held_back = self._script.held_back
+        free = [name for name in self._received_names if name not in held_back]
+        if copies and self._received.holds(free):
+            self._received.copy(free)
+        self._note(n for n, name in enumerate(self._names) if name not in held_back)
 
     def suspected(self) -> set[str]:
-        """The variables that may have been written since their lane's last step; some of them have
-        not.
-        """
-        if self._uncounted:
+        """The variables that may have been written since the last step; some of them have not."""
+        if self._script.uncounted:
             return set(self._names)
-        found = set(self._held_back)
-        for lane in self._lanes:
-            found.update(self._suspected(lane))
-        return found
-
-    def start(self) -> None:
-        """Starts anew after the servers' values have been received into all variables."""
-        self.release()
-        for lane in self._lanes:
-            self.note_received(lane)
-
-    def release(self) -> None:
-        """Lets all variables receive values again."""
-        self._held_back.clear()
+        counted, pending = self._changed()
+        found = self._checked([*counted, *pending.found()])
+        return {*found, *self._script.held_back.intersection(self._names)}
 
     # ---- detection ----
-
-    def _all_names(self, lane: int) -> list[str]:
-        return [self._names[number] for number in self._of_lane[lane]]
-
-    def _received_names(self, lane: int) -> list[str]:
-        """The variables of a lane that receive values after a step."""
-        updated = self._lanes[lane].received.slices.updated
-        return [name for name in self._all_names(lane) if name in updated]
 
     def _note(self, numbers: Iterable[int]) -> None:
         listed = list(numbers)
@@ -528,21 +630,16 @@ class ExternalWrites:
                 self._versions[number] = self._tensors[number]._version
         self._samples.note(listed)
 
-    def _suspects(self, lane: int) -> tuple[list[int], PendingLook]:
-        """The numbers of the variables of a lane that may have been written: those whose counters
-        have changed, and a look at the samples of the others.
+    def _changed(self) -> tuple[list[int], PendingLook]:
+        """The numbers of the variables whose counters have changed, and a look at the samples of
+        the others.
         """
-        versions, tensors, numbers = self._versions, self._tensors, self._of_lane[lane]
-        counts = self._counted
+        versions, tensors, counts = self._versions, self._tensors, self._counted
+        numbers = range(len(tensors))
         counted = [n for n in numbers if counts[n] and tensors[n]._version != versions[n]]
         return counted, self._samples.look(
             [n for n in numbers if n not in counted] if counted else numbers
         )
-
-    def _suspected(self, lane: int) -> list[str]:
-        """The variables of a lane that may have been written; the host waits for the devices."""
-        counted, pending = self._suspects(lane)
-        return self._checked([*counted, *pending.found()])
 
     def _checked(self, numbers: Iterable[int]) -> list[str]:
         """The names of variables that may have been written.
@@ -564,26 +661,25 @@ class ExternalWrites:
                 "in a job"
             )
 
-    def _seen(
-        self, lane: int, written: set[str], counted: Iterable[str], uncounted: Iterable[str]
-    ) -> None:
+    def _note_uncounted(self, written: set[str], suspects: Suspects) -> None:
         """Notes that there are writes that no counter shows; warns if only the comparison of all
         elements has found one.
         """
-        late = sorted(written.difference(counted, uncounted))
-        self._uncounted = self._uncounted or bool(late or written.intersection(uncounted))
-        step, since = self._steps[lane], self._compared[lane] + 1
-        if late and since < step:
+        late = sorted(written.difference(suspects.counted, suspects.uncounted))
+        if late or written.intersection(suspects.uncounted):
+            self._script.uncounted = True
+        since = self._compared + 1
+        if late and since < self._step:
             log.warning(
                 "trainer %d, step %d: %s was written through .data or numpy, in few elements, "
                 "which only the comparison of everything has noticed; it takes effect now, and "
                 "from now on everything is compared at each step.  What was written so in steps "
                 "%d to %d may be lost",
                 self._trainer,
-                step,
+                self._step,
                 ", ".join(late),
                 since,
-                step - 1,
+                self._step - 1,
             )
 
 
