@@ -18,75 +18,20 @@ import torch
 
 from pserver import wire_pb2 as wire
 from pserver.client.replies import Reply
-from pserver.client.stream import Destination, NamedTensors, RetryingStream, dropped
+from pserver.client.stream import (
+    Destination,
+    NamedTensors,
+    RequestTimes,
+    RetryingStream,
+    dropped,
+)
 from pserver.leases.table import EpochRange
-from pserver.onlookers import onlooker
 from pserver.table.gradient import RowGradient
-from pserver.telemetry.trace import SPANS, Fact, now
+from pserver.telemetry.trace import SPANS, Fact
 from pserver.transport.arrays import Assignment, PushNorm, row_parts
 from pserver.wire_pb2 import Commit, Frame, GroupHparams, Kind, Part, Scan
 from transpiler.formats.messages import hparams_to_proto
 from transpiler.ir.rules import Hparam
-
-# ---- request times ----
-#
-# The spans of one request of a channel: how long its parts took.
-
-
-class RequestTimes:
-    """The times at which a request of one channel began, was complete, and was answered.
-
-    A step becomes three spans, one behind the other::
-
-        push    from its first gradient until its commit leaves
-        wait    until the first new value arrives, or the answer without values
-        pull    until all have arrived
-
-    Any other request is one span, of the name that is given.
-
-    Args:
-        track: of the channel: "to server 0, lane 1".
-        facts: the server, and the lane, where it is one's.
-
-    Attributes:
-        name: of a request that is no step.
-    """
-
-    def __init__(self, track: str, facts: dict[str, Fact]) -> None:
-        self.name = "request"
-        self._track, self._facts = track, facts
-        self._began = now()
-        self._committed = self._arrived = 0.0
-
-    @onlooker("the trace")
-    def committed(self, step: int) -> None:
-        """The request is a step, and its commit leaves."""
-        self._facts = {**self._facts, "step": step}
-        self._committed = now()
-
-    @onlooker("the trace")
-    def arrives(self) -> None:
-        """A value arrives."""
-        self._arrived = self._arrived or now()
-
-    @onlooker("the trace")
-    def answered(self, reply: Future[Reply]) -> None:
-        """The request is over."""
-        ended, add = now(), SPANS.add
-        if not SPANS.on:
-            return
-        if not self._committed:
-            add(self.name, self._began, ended, self._track, **self._facts)
-            return
-        arrived = max(self._arrived, self._committed) if self._arrived else ended
-        add("push", self._began, self._committed, self._track, **self._facts)
-        add("wait", self._committed, arrived, self._track, **self._facts)
-        if arrived < ended:
-            add("pull", arrived, ended, self._track, **self._facts)
-
-
-# ---- channel ----
-
 
 Hparams = Mapping[int, Mapping[str, Hparam]]  # the hyper-parameters of every group, by its number
 
@@ -109,7 +54,6 @@ class Channel(RetryingStream):
     heard: Callable[[float], None] | None = None
     track = ""
     facts: Mapping[str, Fact] = MappingProxyType({})
-    _times: RequestTimes | None = None  # of the request under way, where it is traced
 
     def begin(self, destination: Destination = dropped) -> Future[Reply]:
         """See :class:`RetryingStream`."""
@@ -125,10 +69,6 @@ class Channel(RetryingStream):
         if self._times is not None:
             self._times.name = name
         return reply
-
-    def _arrives(self) -> None:
-        if self._times is not None:
-            self._times.arrives()
 
     # ---- a step ----
 

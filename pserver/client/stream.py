@@ -54,7 +54,9 @@ from pserver.errors import (
     Unreachable,
     from_wire,
 )
+from pserver.onlookers import onlooker
 from pserver.running_clock import RUNNING
+from pserver.telemetry.trace import SPANS, Fact, now
 from pserver.timeouts import Timeouts
 from pserver.transport import frames
 from pserver.transport.stream import MISSED, Buffer, Stream, bytes_of
@@ -156,6 +158,63 @@ class StreamSilence:
             return ended
 
 
+# ---- request times ----
+#
+# The spans of one request of a channel: how long its parts took.
+
+
+class RequestTimes:
+    """The times at which a request of one channel began, was complete, and was answered.
+
+    A step becomes three spans, one behind the other::
+
+        push    from its first gradient until its commit leaves
+        wait    until the first new value arrives, or the answer without values
+        pull    until all have arrived
+
+    Any other request is one span, of the name that is given.
+
+    Args:
+        track: of the channel: "to server 0, lane 1".
+        facts: the server, and the lane, where it is one's.
+
+    Attributes:
+        name: of a request that is no step.
+    """
+
+    def __init__(self, track: str, facts: dict[str, Fact]) -> None:
+        self.name = "request"
+        self._track, self._facts = track, facts
+        self._began = now()
+        self._committed = self._arrived = 0.0
+
+    @onlooker("the trace")
+    def committed(self, step: int) -> None:
+        """The request is a step, and its commit leaves."""
+        self._facts = {**self._facts, "step": step}
+        self._committed = now()
+
+    @onlooker("the trace")
+    def arrives(self) -> None:
+        """A value arrives."""
+        self._arrived = self._arrived or now()
+
+    @onlooker("the trace")
+    def answered(self, reply: Future[Reply]) -> None:
+        """The request is over."""
+        ended, add = now(), SPANS.add
+        if not SPANS.on:
+            return
+        if not self._committed:
+            add(self.name, self._began, ended, self._track, **self._facts)
+            return
+        arrived = max(self._arrived, self._committed) if self._arrived else ended
+        add("push", self._began, self._committed, self._track, **self._facts)
+        add("wait", self._committed, arrived, self._track, **self._facts)
+        if arrived < ended:
+            add("pull", arrived, ended, self._track, **self._facts)
+
+
 # ---- retrying stream ----
 
 
@@ -207,6 +266,8 @@ class RetryingStream:
         reconnects: streams that were opened in place of a broken one.
         failure: what ended the channel, if something did.
     """
+
+    _times: RequestTimes | None = None  # of the request under way, where it is traced
 
     def __init__(
         self,
@@ -447,7 +508,7 @@ class RetryingStream:
             if payload is MISSED:
                 self._missed.add(header)
             elif header.kind == Kind.VALUE:
-                self._arrives()
+                self._note_arrival()
                 frames.scatter(header, payload, self._destination_of)
             elif header.kind == Kind.DONE:
                 self._answered(header.done)
@@ -461,8 +522,9 @@ class RetryingStream:
                     f"kind {header.kind}"
                 )
 
-    def _arrives(self) -> None:
-        """A frame of values has come: see :class:`~pserver.client.channel.Channel`."""
+    def _note_arrival(self) -> None:
+        if self._times is not None:
+            self._times.arrives()
 
     def _next_frame(self) -> tuple[Frame, memoryview] | None:
         """The next frame.  Bytes that are not a frame, here or at the server, break the stream and
@@ -489,7 +551,7 @@ class RetryingStream:
         """Gives the destinations to which values are read."""
         if header.kind != Kind.VALUE:
             return None
-        self._arrives()
+        self._note_arrival()
         return frames.land(header, payload_bytes, self._destination_of)
 
     def _destination_of(self, part: Part) -> torch.Tensor:

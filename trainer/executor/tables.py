@@ -302,31 +302,32 @@ class ServedTables:
     Args:
         plan: of the job.
         storage: the program's.
-        communicator: returns the connection, joined on first use.
+        join: joins the servers, on first use, and connects these tables.
 
     Attributes:
         handles: the values of the tables' variables, by name.
     """
 
-    def __init__(
-        self, plan: Plan, storage: Storage, communicator: Callable[[], Communicator]
-    ) -> None:
+    def __init__(self, plan: Plan, storage: Storage, join: Callable[[], Communicator]) -> None:
         self._plan = plan
         self._storage = storage
-        self._communicator = communicator
+        self._join = join
+        self._communicator: Communicator | None = None  # once it has joined
         self._sources: dict[str, RowSource] = {}
         self.handles = {table.name: self._handle(table) for table in plan.tables}
         self._arithmetic = NativeRowKernels()
 
     def _handle(self, table: Table) -> ServedHandle:
-        def send(name: str, gradient: RowGradient) -> None:
-            self._communicator().send_rows({name: gradient})
+        return ServedHandle(
+            table.name, table.rows, lambda: self._source(table.name), self._send_rows
+        )
 
-        return ServedHandle(table.name, table.rows, lambda: self._source(table.name), send)
+    def _send_rows(self, name: str, gradient: RowGradient) -> None:
+        (self._communicator or self._join()).send_rows({name: gradient})
 
     def _source(self, name: str) -> RowSource:
         if name not in self._sources:
-            self._communicator()
+            self._join()
         return self._sources[name]
 
     def start_rows(self) -> dict[str, tuple[Tensor, Tensor]]:
@@ -342,6 +343,7 @@ class ServedTables:
 
     def connect(self, communicator: Communicator) -> None:
         """Makes handles, and the model's embeddings, pull their rows from the servers."""
+        self._communicator = communicator
         self._sources = {
             table.name: communicator.rows_of(table.name) for table in self._plan.tables
         }
@@ -400,7 +402,7 @@ class ServedTables:
             )
             sizes = tuple(len(part.ids) for part in parts)
             gradient = DividedGradient(ids, rows, torch.cat(counted) if counted else None, sizes)
-        self._communicator().send_rows({name: gradient})
+        self._send_rows(name, gradient)
 
     def _split(self, op: Op, x: Sequence[Any], padding_idx: int | None = None) -> list[Any]:
         servers = len(op.outputs)
@@ -439,7 +441,7 @@ class ServedTables:
         asked = [table.source().ids_to_pull(ids) for table, ids in zip(tables, wanted, strict=True)]
         if not any(map(len, asked)):  # every row is fresh
             return [None] * len(tables)
-        lookups = self._communicator().lookups
+        lookups = (self._communicator or self._join()).lookups
         assert lookups is not None, "the plan has tables"
         names = [table.name for table in tables]
         try:
