@@ -52,10 +52,8 @@ class TableSources:
         if not isinstance(lane, KStepSender):
             return self._written.rows_of(name)
         pull, read = partial(self._lookups.pull, name), partial(self._written.read, name)
-        if isinstance(lane, DiLoCoSender):
-            lane.tables[name] = DiLoCoRows(table, self._plan, pull, read)
-        else:
-            lane.tables[name] = GeoRows(table, self._plan, pull, lane.wait_for_replies, read)
+        rows = DiLoCoRows if isinstance(lane, DiLoCoSender) else GeoRows
+        lane.tables[name] = rows(table, self._plan, pull, read)
         return lane.tables[name]
 
     def _count(self, name: str) -> int:

@@ -96,9 +96,6 @@ class KStepSender:
         """Keeps the gradients of rows for :meth:`close`."""
         self._gradients.update(gradients)
 
-    def wait_for_replies(self) -> None:
-        """Waits until every sent message is answered; takes no values in."""
-
     def close(self, hparams: Hparams, overflow: bool) -> None:
         """See :class:`LaneSender`."""
         self._taken += 0 if overflow else 1
@@ -299,25 +296,20 @@ class GeoSender(KStepSender):
         self._known: Tensors = {}  # y
         self._left = 0  # messages sent
         self._refused = False  # whether the servers have ever refused one
-        # the numbers of messages refused as outliers, until x has become y; their number so far,
-        # and the number that the tables know of
+        # the numbers of messages refused as outliers, until x has become y
         self._outliers: deque[int] = deque()
-        self._refused_outliers = self._told = 0
         self._under_way: deque[tuple[int, Tensors, Future[Reply]]] = deque()
 
     def wait_for_replies(self) -> None:
-        """See :class:`KStepSender`."""
+        """Waits until every sent message is answered; takes no values in."""
         for _, _, reply in self._under_way:
             reply.result()
         self._tell_tables()
 
     def _tell_tables(self) -> None:
-        """Tells the tables what the replies so far say of them."""
-        told, self._told = self._told, self._refused_outliers
+        """Makes the tables take what the replies so far tell."""
         for rows in self.tables.values():
-            rows.take_changes()
-            if told < self._told:
-                rows.restart()
+            rows.take_replies()
 
     def drop_changes(self) -> None:
         """Prepares for this trainer's values to replace the servers': sends the steps that were
@@ -359,7 +351,7 @@ class GeoSender(KStepSender):
             self._known[name].add_(delta)
             changed[name] = delta
         reply: Future[Reply] = Future()
-        tables = {name: rows.end_window(trainers) for name, rows in self.tables.items()}
+        tables = {name: rows.end_window(trainers, reply) for name, rows in self.tables.items()}
         leases = self.consumed.claim()
         self._messages.put(
             (
@@ -391,7 +383,6 @@ class GeoSender(KStepSender):
         self._refused |= reply.refused
         if reply.refused and reply.outliers:
             self._outliers.append(number)
-            self._refused_outliers += 1
         self._staged.put(values, values, number)
         return reply
 

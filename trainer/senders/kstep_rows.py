@@ -37,7 +37,9 @@ asked for at once.  The states of the trainer's rule stay with it, as those of d
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +47,7 @@ import numpy as np
 import torch
 
 from pserver.client.channel import Hparams
+from pserver.client.replies import Reply
 from pserver.table.changes import tells_changes
 from pserver.table.copies import ServedCopies
 from pserver.table.gradient import RowGradient, total_of
@@ -79,7 +82,6 @@ class GeoRows:
     Args:
         table, plan: of the job.
         pull: gives rows as the servers hold them.
-        wait_for_replies: waits until all sent messages are answered; calls :meth:`take_changes`.
         read: gives all rows that the servers hold; None if they are too many.
 
     Attributes:
@@ -93,7 +95,6 @@ class GeoRows:
         table: Table,
         plan: Plan,
         pull: Pull,
-        wait_for_replies: Callable[[], None],
         read: Callable[[], Rows | None],
     ) -> None:
         self._table, self._read_served = table, read
@@ -126,7 +127,7 @@ class GeoRows:
         self._counts = isinstance(table.entry, ShowClickEntry)
         self._dim, self._dtype = table.dim, DTYPES[table.computes_in]
         self._pull = pull
-        self._wait_for_replies = wait_for_replies
+        self._replies: deque[Future[Reply]] = deque()  # to messages, which were not taken yet
 
     # ---- lookups ----
 
@@ -154,7 +155,7 @@ class GeoRows:
         slots = self._own.slots_of(ids)
         places = self._begin(ids, slots, self._copies.stale(slots))
         if len(places):
-            self._wait_for_replies()  # and other rows may be stale
+            self.take_replies(wait=True)  # and other rows may be stale
             places = self._begin(ids, slots, self._copies.stale(slots))
         return slots, places
 
@@ -209,8 +210,26 @@ class GeoRows:
 
     # ---- changes by others ----
 
-    def take_changes(self) -> None:
-        """Takes what answers tell of changes by others."""
+    def take_replies(self, wait: bool = False) -> None:
+        """Takes what the replies to messages tell: changes by others, and whether servers have
+        refused changes of this trainer as outliers.
+
+        Args:
+            wait: whether to wait for the replies to all messages.
+
+        Raises:
+            PServerError: a message has failed.
+        """
+        refused = False
+        while self._replies and (wait or self._replies[0].done()):
+            reply = self._replies[0].result()
+            self._replies.popleft()
+            refused = refused or (reply.refused and bool(reply.outliers))
+        self._take_changes()
+        if refused:
+            self.restart()
+
+    def _take_changes(self) -> None:
         for ids in self.feed.take() if self.feed is not None else ():
             if ids is None:
                 self._copies.mark_all_stale()
@@ -345,11 +364,12 @@ class GeoRows:
                     self._counted.append(RowGradient(ids, *nothing))
         return found
 
-    def end_window(self, trainers: int = 1) -> RowGradient:
+    def end_window(self, trainers: int = 1, reply: Future[Reply] | None = None) -> RowGradient:
         """Ends the window.
 
         Args:
             trainers: the divisor of the changes.
+            reply: to the message that brings them; None: the script waits for it.
 
         Returns:
             The divided changes of the rows that were trained in it, or noted by
@@ -365,6 +385,8 @@ class GeoRows:
         if self._counted:
             statistics = total_of(self._counted).statistics  # in the same order
         self._trained, self._counted = [], []
+        if reply is not None:
+            self._replies.append(reply)
         return RowGradient(torch.from_numpy(ids), changes, statistics)
 
 
@@ -378,15 +400,7 @@ class DiLoCoRows(GeoRows):
     """The rows of one table that this trainer steps between two exchanges.
 
     See [Note: diloco, row by row].
-
-    Args:
-        table, plan, pull, read: as of :class:`GeoRows`.
     """
-
-    def __init__(
-        self, table: Table, plan: Plan, pull: Pull, read: Callable[[], Rows | None]
-    ) -> None:
-        super().__init__(table, plan, pull, lambda: None, read)
 
     def restart(self) -> None:
         """Makes every row begin anew from the servers' value, after an exchange."""
