@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pserver.checkpoint.checkpoint import Claims
 from pserver.onlookers import onlooker
+from pserver.telemetry.trace import SPANS, now
 from trainer.communicator.communicator import Communicator
 from trainer.compat.flags import ProcessSettings
 from trainer.compat.scope import PROCESS_SCOPE, Scope, global_scope
@@ -319,12 +320,15 @@ class Executor:
         """Runs a program's ops once; returns the fetched values."""
         for runtime in self._runtimes:
             runtime.refresh()
-
-        def finish() -> None:
-            if loaded.tables and program.deployment is not None:
-                self._runtime(program, program.deployment).finish_row_lanes()
-
-        found = loaded.step(program, feed, fetches, self._device_of(program), finish)
+        began = now() if SPANS.on else 0.0
+        values = loaded.run(program, feed, fetches, self._device_of(program))
+        if loaded.tables and program.deployment is not None:
+            self._runtime(program, program.deployment).finish_row_lanes()
+        found = loaded.fetched(program, values, fetches)
+        if began:
+            SPANS.add("step" if loaded.trains else "run", began, now())
+        if loaded.trains and SPANS.watcher is not None:
+            SPANS.watcher(None)
         if loaded.trains and loaded.complete and program.storage is not None:
             program.storage.steps += 1
         if loaded.trains and loaded.complete:

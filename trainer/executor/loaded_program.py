@@ -1066,38 +1066,28 @@ class LoadedProgram:
         self.dump = ProgramDump(program, execution.dump) if dumps else None
         self._segments: dict[tuple[str, ...], list[ProgramSegment]] = {}
 
-    def step(
-        self,
-        program: Program,
-        feed: Any,
-        fetches: tuple[str, ...],
-        device: torch.device,
-        finish: Callable[[], None],
-    ) -> list[Tensor]:
-        """Runs the program's ops once, and writes its dump.
+    def run(
+        self, program: Program, feed: Any, fetches: tuple[str, ...], device: torch.device
+    ) -> dict[str, Any]:
+        """Runs the program's ops once.
 
         Args:
             program: that this object was made of.
             feed: the inputs.
             fetches: the variables wanted.
             device: where new tensors are made.
-            finish: called when all ops have run, before a value is read.
 
         Returns:
-            Their values, as detached tensors.
+            The values of variables, for :meth:`fetched`.
 
         Raises:
             TypeError, ValueError: the feed does not fit the program.
         """
-        began = now() if SPANS.on else 0.0
         values: dict[str, Any] = {
             **self.tensors,
             **self.tables,
             **check_feed(program, feed, device),
         }
-
-        def value(name: str) -> Tensor:
-            return fetched(program, name, values, self.tensors, self.updates)
 
         dumped = () if self.dump is None else self.dump.names
         if self.dump is not None:
@@ -1105,16 +1095,24 @@ class LoadedProgram:
         with torch.no_grad():
             wanted = tuple(dict.fromkeys((*fetches, *dumped)))
             self.complete = self._run(self.segments(program, wanted, device), values)
-        finish()
+        return values
+
+    def fetched(
+        self, program: Program, values: Mapping[str, Any], fetches: tuple[str, ...]
+    ) -> list[Tensor]:
+        """The values of variables after a run, as detached tensors; writes the run's dump.
+
+        Args:
+            program, fetches: as of :meth:`run`, which gave the values.
+        """
+
+        def value(name: str) -> Tensor:
+            return fetched(program, name, values, self.tensors, self.updates)
+
         if self.dump is not None:
             steps = 0 if program.storage is None else program.storage.steps
-            self.dump.ends(steps, [value(name) for name in dumped])
-        found = [value(name) for name in fetches]
-        if began:
-            SPANS.add("step" if self.trains else "run", began, now())
-        if self.trains and SPANS.watcher is not None:
-            SPANS.watcher(None)
-        return found
+            self.dump.ends(steps, [value(name) for name in self.dump.names])
+        return [value(name) for name in fetches]
 
     def _run(self, segments: Iterable[ProgramSegment], values: dict[str, Any]) -> bool:
         """Runs segments one after the other; returns whether the last one has run."""
