@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -81,31 +81,33 @@ class TrainerSteps(Collector):
         self.lane(lane).steps += 1
         self._closed[lane] = closed
 
-    @contextmanager
-    def blocked(self, lane: int) -> Iterator[None]:
+    def blocked(self, lane: int) -> AbstractContextManager[None]:
         """Counts the time inside, in which a lane's step is finished, as blocked."""
-        began = now()
-        with self._waiting([lane]):
-            yield
-        if SPANS.on:
-            SPANS.add("wait", began, now(), lane=lane)
+        return self._waiting([lane], {"lane": lane})
 
-    @contextmanager
-    def waits(self) -> Iterator[None]:
+    def waits(self) -> AbstractContextManager[None]:
         """Counts the time inside, in which the script waits for other trainers in a step, as
         blocked in every lane, unless it is counted already.
         """
-        with nullcontext() if self._waits else self._waiting(list(self._lanes)):
-            yield
+        return nullcontext() if self._waits else self._waiting(list(self._lanes))
 
     @contextmanager
-    def _waiting(self, lanes: Sequence[int]) -> Iterator[None]:
+    def _waiting(
+        self, lanes: Sequence[int], traced: Mapping[str, int] | None = None
+    ) -> Iterator[None]:
+        """Counts the time inside as blocked in these lanes.
+
+        Args:
+            traced: the facts of the wait's span; None: it has none.
+        """
         began, self._waits = now(), True
         try:
             yield
         finally:
             self._waits = False
             self._waited(lanes, now() - began)
+        if traced is not None and SPANS.on:
+            SPANS.add("wait", began, now(), **traced)
 
     @onlooker(STEPS)
     def _waited(self, lanes: Sequence[int], seconds: float) -> None:

@@ -118,7 +118,7 @@ class LaneSender(Protocol):
         """The number of messages sent."""
 
     def start(self, channels: list[Channel], step: int) -> None:
-        """Takes the channels, by server.
+        """Takes the channels, by server; all variables have the servers' values.
 
         Args:
             step: the last step that the servers have applied.
