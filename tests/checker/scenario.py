@@ -195,7 +195,8 @@ def of_seed(seed: int, mode: str | None = None, transport: str | None = None) ->
     return Scenario(
         seed=seed,
         mode=mode or modes[seed % len(modes)],
-        transport=transport or TRANSPORTS[(seed // len(modes) + seed) % len(TRANSPORTS)],
+        transport=transport
+        or TRANSPORTS[(seed // len(modes) + seed % len(modes)) % len(TRANSPORTS)],
         servers=draw.choice((1, 2)),
         trainers=draw.choice((1, 2, 2, 2, 4)),
         steps=draw.choice((4, 8)),

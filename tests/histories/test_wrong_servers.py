@@ -174,10 +174,12 @@ def test_a_server_whose_rows_go_back_is_caught(mode: str, monkeypatch: pytest.Mo
     """
     lookup, seen = LockedTable.lookup, [0]
 
-    def goes_back(held: LockedTable, ids: torch.Tensor, trainer: int) -> torch.Tensor:
-        rows = lookup(held, ids, trainer)
+    def goes_back(
+        held: LockedTable, ids: torch.Tensor, trainer: int, ahead: bool = False
+    ) -> torch.Tensor:
+        rows = lookup(held, ids, trainer, ahead)
         seen[0] += bool(rows.any())
-        return torch.zeros_like(rows) if seen[0] == 6 else rows
+        return torch.zeros_like(rows) if 8 <= seen[0] <= 12 else rows
 
     monkeypatch.setattr(LockedTable, "lookup", goes_back)
 
