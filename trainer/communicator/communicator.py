@@ -451,7 +451,7 @@ class Communicator:
         self.position = PositionExchange(
             self.clients[0], self.live, self.plan, self.lanes, self._closed
         )
-        self.joint = JointCalls(self.clients[0], self.position, self.check)
+        self.joint = JointCalls(self.clients, self.position)
         self._shutdown = Shutdown(self.clients, self.trainer_id, self.leave)
         self.transfer.start(self.clients, self.lanes[0])
         if self.lookups is not None:
@@ -840,7 +840,12 @@ class Communicator:
 
         Returns:
             The trainers' texts, by trainer; trainers that sent none are left out.
+
+        Raises:
+            PServerError: a server or another trainer is lost.
+            RuntimeError: this trainer has left.
         """
+        self.check()
         return self.joint.meet(name, text)
 
 

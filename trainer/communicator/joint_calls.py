@@ -186,9 +186,8 @@ class JointCalls:
     """One trainer's joint calls.  The script's thread makes them.
 
     Args:
-        client: of server 0.
+        clients: the connections, by server.
         position: of this trainer, and, where it has joined late, of the others.
-        check: raises what has ended the job.
 
     Attributes:
         made: the number of calls that the script has made.
@@ -201,10 +200,8 @@ class JointCalls:
             it begins with the next one.
     """
 
-    def __init__(
-        self, client: Client, position: PositionExchange, check: Callable[[], None]
-    ) -> None:
-        self._client, self._position, self._check = client, position, check
+    def __init__(self, clients: Sequence[Client], position: PositionExchange) -> None:
+        self._clients, self._client, self._position = clients, clients[0], position
         self.made = 0
         self.past = False
         self.noticed: Callable[[], None] = lambda: None
@@ -235,6 +232,11 @@ class JointCalls:
         finally:
             self._under_way = ""
             self.noticed()
+
+    def _check(self) -> None:
+        """Raises what has ended the job."""
+        for client in self._clients:
+            client.check()
 
     def _wait(self, name: str, text: str) -> dict[int, str]:
         def check() -> None:
