@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 import threading
@@ -16,11 +17,22 @@ import torch
 from torch import nn
 
 from tests.support.pages import ROOT
+from tests.support.sources import module_of, modules_graph
 from trainer import DistributedEmbedding, fleet, row_optimizers
 from transpiler import DistributedStrategy
 
 PAGE = ROOT / "docs" / "concepts" / "walks.md"
 NAMED = re.compile(r"`((?:transpiler|pserver|trainer)/[\w/]+\.py)(?::\s+([\w.]+))?`")
+# the trainer's half of a step: each file calls what it imports, or its imports do
+HALF = ("trainer/optimizer.py", "trainer/gradients/", "trainer/communicator/", "trainer/senders/")
+HALF += ("pserver/client/",)
+UP = {  # but for what a request is given for the memory of its values, for news, and by interfaces
+    "trainer/senders/sync_lane.py: SyncSender._destination",
+    "trainer/senders/served_rows.py: Lookups._destination",
+    "trainer/senders/live_trainers.py: LiveTrainers.learn",
+    "trainer/senders/served_rows.py: WrittenTables.close",
+    "trainer/senders/served_rows.py: WrittenTables.forget",
+}
 Servers = Callable[[int], str]
 
 
@@ -50,24 +62,58 @@ def test_every_file_and_name_of_the_walks_is_there() -> None:
     assert [f"{file}: {name}" for file, name in places if name and name not in defined(file)] == []
 
 
-@contextmanager
-def calls() -> Iterator[tuple[dict[str, None], threading.Event]]:
-    """Notes each function of ours that is called while the event is set, in whichever thread that
-    begins in this context, and in this one.
+class Calls:
+    """The functions of ours that are called while ``on`` is set.
+
+    Attributes:
+        seen: each of them.
+        up: those of the trainer's half that a file below theirs calls.
     """
-    seen: dict[str, None] = {}
-    on = threading.Event()
-    root = f"{ROOT}/"
 
-    def note(frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call" and on.is_set() and frame.f_code.co_filename.startswith(root):
-            file = frame.f_code.co_filename.removeprefix(root)
-            seen[f"{file}: {frame.f_code.co_qualname}"] = None
+    def __init__(self) -> None:
+        self.on = threading.Event()
+        self.seen: set[str] = set()
+        self.up: set[str] = set()
 
-    threading.setprofile(note)
-    sys.setprofile(note)
+    def note(self, frame: FrameType, event: str, argument: Any) -> None:
+        """Notes a call, as ``sys.setprofile`` reports it."""
+        file = file_of(frame)
+        if event == "call" and self.on.is_set() and file:
+            name = f"{file}: {frame.f_code.co_qualname}"
+            self.seen.add(name)
+            caller = file_of(frame.f_back)
+            if file != caller and file.startswith(HALF) and caller.startswith(HALF):
+                if module(file) not in below(module(caller)):
+                    self.up.add(name)
+
+
+def file_of(frame: FrameType | None) -> str:
+    """The file of a function of ours, from the root; "": it is none."""
+    file, root = "" if frame is None else frame.f_code.co_filename, f"{ROOT}/"
+    return file.removeprefix(root) if file.startswith(root) else ""
+
+
+def module(file: str) -> str:
+    """The module of a file."""
+    return module_of(ROOT / file)
+
+
+@functools.cache
+def below(name: str) -> frozenset[str]:
+    """The modules that a module imports, and those that they import."""
+    own = modules_graph()[name]
+    return frozenset(own).union(*(below(other) for other in own))
+
+
+@contextmanager
+def calls() -> Iterator[Calls]:
+    """Notes calls, in whichever thread that begins in this context, and in this one."""
+    found = Calls()
+
+    threading.setprofile(found.note)
+    sys.setprofile(found.note)
     try:
-        yield seen, on
+        yield found
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
@@ -90,11 +136,13 @@ class Net(nn.Module):
 def test_a_step_calls_all_that_the_walks_name(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sync step of two servers over TCP and a barrier go through every function of the walks."""
+    """A sync step of two servers over TCP and a barrier go through every function of the walks, and
+    no file of the trainer's half calls one above it.
+    """
     monkeypatch.setenv("PSERVER_TRANSPORT", "tcp")
     strategy = DistributedStrategy()
     strategy.a_sync = False
-    with calls() as (seen, on):
+    with calls() as found:
         endpoints = servers(2).split(",")
         role = fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=endpoints)
         fleet.init(role, strategy=strategy)
@@ -102,16 +150,17 @@ def test_a_step_calls_all_that_the_walks_name(
         optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters()))
         for step in range(2):
             if step == 1:  # the first one makes buffers and rows
-                on.set()
+                found.on.set()
             model(torch.arange(32)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
         fleet.barrier_worker()
-        on.clear()
+        found.on.clear()
         fleet.finish()
     walks = PAGE.read_text(encoding="utf-8").partition("## Where the walks differ")[0]
     # the thread of a stream has been in there since before the step
     before = "pserver/service/tensors.py: TensorService.serve"
     expected = {f"{file}: {name}" for file, name in named(walks) if name} - {before}
 
-    assert sorted(expected - seen.keys()) == []
+    assert sorted(expected - found.seen) == []
+    assert sorted(found.up - UP) == []

@@ -121,7 +121,7 @@ class SyncSender:
         all slices are given, and the servers leave out those that equal theirs.
         """
         kept = [variable for variable in variables if self._received.holds([variable])]
-        names = self._slices.slices_of(variable for variable in variables if variable not in kept)
+        names = self._slices.slices_of([name for name in variables if name not in kept])
         if names and not self._replies:
             theirs = checksums_of(self._channels, self._slices.by_server(names))
             names = [name for name in names if checksum(self._slices.read(name)) != theirs[name]]
