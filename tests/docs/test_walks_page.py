@@ -28,7 +28,7 @@ HALF = ("trainer/optimizer.py", "trainer/gradients/", "trainer/communicator/", "
 HALF += ("pserver/client/",)
 UP = {  # but for what a request is given for the memory of its values, for news, and by interfaces
     "trainer/senders/sync_lane.py: SyncSender._destination",
-    "trainer/senders/served_rows.py: Lookups._destination",
+    "trainer/senders/served_rows.py: _into.<locals>.destination",
     "trainer/senders/live_trainers.py: LiveTrainers.learn",
     "trainer/senders/served_rows.py: WrittenTables.close",
     "trainer/senders/served_rows.py: WrittenTables.forget",
