@@ -14,8 +14,8 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +23,7 @@ from threading import Lock
 
 from pserver.errors import Untrusted
 from pserver.security.bearer import ROLES, Bearer
+from pserver.security.tls_connection import TlsConnection
 
 # ---- keys ----
 
@@ -219,7 +220,7 @@ SAID = {
 }
 
 
-def accept(connection: socket.socket, keys: Keys, *roles: str) -> tuple[ssl.SSLSocket, Bearer]:
+def accept(connection: socket.socket, keys: Keys, *roles: str) -> tuple[TlsConnection, Bearer]:
     """The accepting end's handshake, within the socket's timeout.
 
     Args:
@@ -232,11 +233,25 @@ def accept(connection: socket.socket, keys: Keys, *roles: str) -> tuple[ssl.SSLS
         Untrusted: the peer has no certificate that is valid here, or does not speak TLS.
         OSError: the connection broke.
     """
-    secured = _wrap(connection, keys.server_context(), None)
-    return secured, _checked(secured, keys, *roles)
+    with _in_words():
+        secured = TlsConnection(connection, keys.server_context(), None)
+    return secured, keys.check(bearer_of(secured.tls), *roles)
 
 
-def dial(connection: socket.socket, keys: Keys, host: str) -> ssl.SSLSocket:
+def accept_for_http(
+    connection: socket.socket, keys: Keys, *roles: str
+) -> tuple[ssl.SSLSocket, Bearer]:
+    """The same with Python's own socket, which its HTTP server wants."""
+    with _in_words():
+        secured = keys.server_context().wrap_socket(connection, server_side=True)
+    try:
+        return secured, keys.check(bearer_of(secured), *roles)
+    except Untrusted:
+        secured.close()
+        raise
+
+
+def dial(connection: socket.socket, keys: Keys, host: str) -> TlsConnection:
     """The connecting end's handshake, within the socket's timeout.
 
     Args:
@@ -246,8 +261,10 @@ def dial(connection: socket.socket, keys: Keys, host: str) -> ssl.SSLSocket:
         Untrusted: what listens there is no server of ours, or does not speak TLS.
         OSError: the connection broke.
     """
-    secured = _wrap(connection, _own(keys), host)
-    _checked(secured, keys, "server")
+    context = _own(keys)
+    with _in_words():
+        secured = TlsConnection(connection, context, host)
+    keys.check(bearer_of(secured.tls), "server")
     return secured
 
 
@@ -263,9 +280,9 @@ def ask(connection: socket.socket, keys: Keys, host: str) -> bytes:
         Untrusted: one of the two is not so.
         OSError: the connection broke.
     """
-    with _wrap(connection, _own(keys), host) as secured:
-        _checked(secured, keys, "server")
-        certificate = ssl.DER_cert_to_PEM_cert(_certificate(secured)).encode()
+    with connection:
+        secured = dial(connection, keys, host)
+        certificate = ssl.DER_cert_to_PEM_cert(_certificate(secured.tls)).encode()
         try:
             if secured.recv(1):  # a server's first word means that it takes our certificate
                 return certificate
@@ -321,9 +338,15 @@ def _own(keys: Keys) -> ssl.SSLContext:
     return keys.client_context()
 
 
-def _wrap(connection: socket.socket, context: ssl.SSLContext, host: str | None) -> ssl.SSLSocket:
+@contextmanager
+def _in_words() -> Iterator[None]:
+    """Tells why a handshake fails.
+
+    Raises:
+        Untrusted, ConnectionResetError: in place of what ssl raises.
+    """
     try:
-        return context.wrap_socket(connection, server_side=host is None, server_hostname=host)
+        yield
     except (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError) as error:
         raise ConnectionResetError(
             "the peer ended the connection in the TLS handshake: it has no keys, or does not take "
@@ -333,17 +356,8 @@ def _wrap(connection: socket.socket, context: ssl.SSLContext, host: str | None) 
         raise Untrusted(reason_of(error)) from error
 
 
-def _checked(secured: ssl.SSLSocket, keys: Keys, *roles: str) -> Bearer:
-    try:
-        return keys.check(bearer_of(secured), *roles)
-    except Untrusted:
-        secured.close()
-        raise
-
-
-def bearer_of(secured: socket.socket) -> Bearer:
+def bearer_of(secured: ssl.SSLSocket | ssl.SSLObject) -> Bearer:
     """The peer of a connection, after its handshake."""
-    assert isinstance(secured, ssl.SSLSocket), "after the handshake"
     return bearer_in(ssl.DER_cert_to_PEM_cert(_certificate(secured)).encode())
 
 
@@ -358,7 +372,7 @@ def bearer_in(pem: bytes) -> Bearer:
     return certificates.bearer_in_pem(pem)
 
 
-def _certificate(secured: ssl.SSLSocket) -> bytes:
+def _certificate(secured: ssl.SSLSocket | ssl.SSLObject) -> bytes:
     der = secured.getpeercert(binary_form=True)
     assert der is not None, "both ends ask for one"
     return der

@@ -117,7 +117,7 @@ class _Server(socketserver.ThreadingTCPServer):
         try:
             request.settimeout(CONNECTION_SECONDS)
             if self._keys is not None:
-                secured, _ = tls.accept(request, self._keys, *ROLES)
+                secured, _ = tls.accept_for_http(request, self._keys, *ROLES)
             super().finish_request(secured, client_address)
         except (Untrusted, OSError, ValueError) as error:
             text = f"a request for metrics from {client_address[0]}: {error}"

@@ -344,7 +344,7 @@ class AcceptLoop:
                 self._open -= 1
 
     def _greeted(self, connection: socket.socket) -> Stream | None:
-        # of its own, because TLS puts another socket in the place of this one
+        # of its own, as it may be ended when the connection is already a stream's
         with connection.dup() as handle:
 
             def end() -> None:

@@ -49,6 +49,7 @@ from pserver.limits import ANY_FIRST_FRAME, Limits
 from pserver.security import keys as tls
 from pserver.security.bearer import ROLES, Bearer
 from pserver.security.keys import Keys
+from pserver.security.tls_connection import TlsConnection
 from pserver.transport.checksums import CHECKSUM, checksum, compare
 from pserver.transport.endpoint import listening_socket, reason_of, spell
 from pserver.transport.frames import HEADER_BYTES, parse_header, spread
@@ -90,20 +91,27 @@ FEW = 8  # places under TLS; to more than that a copy is faster than as many rea
 MOST_BUFFERS = 512  # of one call; the kernel takes 1,024
 
 
+Connection = socket.socket | TlsConnection
+
+
+def below(connection: Connection) -> socket.socket:
+    """The socket itself."""
+    return connection.below if isinstance(connection, TlsConnection) else connection
+
+
 class FrameSocket:
     """Reads and writes frames.  One thread at a time sends, and one receives.
 
     Args:
-        connection: a connected TCP socket, whose owner this becomes.
+        connection: a connected TCP socket, or TLS over one, whose owner this becomes.
         checked: frames have checksums.
     """
 
-    def __init__(self, connection: socket.socket, checked: bool) -> None:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket = connection
-        # TLS has no flags, hands out at most a record at once, and to one place
-        self._scatters = not isinstance(connection, ssl.SSLSocket)
-        self._flags = socket.MSG_WAITALL if self._scatters else 0
+    def __init__(self, connection: Connection, checked: bool) -> None:
+        self._below = below(connection)
+        self._below.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # TLS hands out at most a record at once, and to one place
+        self._tls = connection if isinstance(connection, TlsConnection) else None
         self._checked = checked
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._begin = self._end = 0  # of what was read into the buffer and not taken yet
@@ -126,22 +134,24 @@ class FrameSocket:
         else:
             head = PREFIX.pack(len(header), size) + header
         if size <= GATHERED_BYTES:
-            self._socket.sendall(b"".join((head, *buffers)))
+            buffers = [memoryview(b"".join((head, *buffers)))]
         else:
-            self._send_all([memoryview(head), *[each for each in buffers if each.nbytes]])
+            buffers = [memoryview(head), *[each for each in buffers if each.nbytes]]
+        if self._tls is not None:
+            self._tls.send_all(buffers)
+        elif len(buffers) == 1:
+            self._below.sendall(buffers[0])
+        else:
+            self._send_all(buffers)
 
     def send_end(self) -> None:
         """Ends this direction."""
         self.send(b"", (), 0)
 
     def _send_all(self, buffers: list[memoryview]) -> None:
-        if isinstance(self._socket, ssl.SSLSocket):  # it has no sendmsg
-            for buffer in buffers:
-                self._socket.sendall(buffer)
-            return
         first = 0
         while first < len(buffers):
-            sent = self._socket.sendmsg(buffers[first : first + MOST_BUFFERS])
+            sent = self._below.sendmsg(buffers[first : first + MOST_BUFFERS])
             first = _behind(buffers, first, sent)
 
     # ---- receiving ----
@@ -168,7 +178,7 @@ class FrameSocket:
         if size == 0:
             return header, memoryview(b"")
         targets = land(header, size) if land is not None and size >= LANDING_BYTES else None
-        direct = targets is not None and (self._scatters or len(targets) <= FEW)
+        direct = targets is not None and (self._tls is None or len(targets) <= FEW)
         places = targets if direct and targets is not None else [self._blank(size)]
         self._read(places)
         if self._checked:
@@ -208,7 +218,8 @@ class FrameSocket:
             self._buffer[:left] = self._buffer[self._begin : self._end]
             self._begin, self._end = 0, left
             while self._end < size:
-                self._end += self._got(self._socket.recv_into(self._buffer[self._end :]))
+                room = self._buffer[self._end :]
+                self._end += self._got((self._tls or self._below).recv_into(room))
         taken = self._buffer[self._begin : self._begin + size]
         self._begin += size
         return taken
@@ -221,12 +232,16 @@ class FrameSocket:
             left[first][:have] = self._buffer[self._begin : self._begin + have]
             self._begin += have
             first = _behind(left, first, have)
+        if self._tls is not None:
+            for each in left[first:]:
+                self._tls.fill(each)
+            return
         while first < len(left):
-            if self._scatters and first + 1 < len(left):
+            if first + 1 < len(left):
                 some = left[first : first + MOST_BUFFERS]
-                got = self._socket.recvmsg_into(some, 0, self._flags)[0]
+                got = self._below.recvmsg_into(some, 0, socket.MSG_WAITALL)[0]
             else:
-                got = self._socket.recv_into(left[first], flags=self._flags)
+                got = self._below.recv_into(left[first], flags=socket.MSG_WAITALL)
             first = _behind(left, first, self._got(got))
 
     def _blank(self, size: int) -> memoryview:
@@ -250,21 +265,20 @@ class FrameSocket:
             deadline: of time.monotonic().
         """
         with suppress(OSError):
-            socket.socket.shutdown(self._socket, socket.SHUT_WR)
+            self._below.shutdown(socket.SHUT_WR)
             while (left := deadline - time.monotonic()) > 0:
-                self._socket.settimeout(left)
-                if not self._socket.recv_into(self._buffer):
+                self._below.settimeout(left)
+                if not self._below.recv_into(self._buffer):
                     return
 
     def shut_down(self) -> None:
         """Breaks the connection: a blocked ``send`` or ``receive`` ends at once."""
         with suppress(OSError):  # closed, or the peer was faster
-            # the connection's own, not TLS's, which takes its state away from whoever waits there
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+            self._below.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Closes the connection; no thread uses it any more."""
-        self._socket.close()
+        self._below.close()
 
 
 def _behind(buffers: list[memoryview], first: int, size: int) -> int:
@@ -302,12 +316,12 @@ class Greeting:
     index: int = 0
     key: bytes = bytes(KEY_BYTES)
 
-    def send(self, connection: socket.socket) -> None:
+    def send(self, connection: Connection) -> None:
         """Raises OSError if the connection is broken."""
         _send(connection, _GREETING.pack(GREETING_MAGIC, self.index, self.key))
 
     @classmethod
-    def receive(cls, connection: socket.socket) -> Greeting:
+    def receive(cls, connection: Connection) -> Greeting:
         """Raises OSError if the peer is not a trainer, or sends nothing within the socket's
         timeout.
         """
@@ -332,12 +346,12 @@ class Welcome:
     checked: bool
     key: bytes
 
-    def send(self, connection: socket.socket) -> None:
+    def send(self, connection: Connection) -> None:
         """Raises OSError if the connection is broken."""
         _send(connection, _WELCOME.pack(WELCOME_MAGIC, self.connections, self.checked, self.key))
 
     @classmethod
-    def receive(cls, connection: socket.socket) -> Welcome:
+    def receive(cls, connection: Connection) -> Welcome:
         """Raises OSError if the peer is not a server, or sends nothing within the socket's
         timeout.
         """
@@ -348,11 +362,11 @@ class Welcome:
         return cls(count, checked, key)
 
 
-def _send(connection: socket.socket, said: bytes) -> None:
+def _send(connection: Connection, said: bytes) -> None:
     connection.sendall(said + _CHECKSUM.pack(crc32c(said)))
 
 
-def _receive(connection: socket.socket, size: int) -> bytes:
+def _receive(connection: Connection, size: int) -> bytes:
     """The message; b"" where its checksum is another."""
     got = b""
     while len(got) < size + _CHECKSUM.size:
@@ -413,7 +427,7 @@ class TcpListener:
         self._streams = OpenStreams(handle)
         self._gathering = Condition()  # guards the one below
         # by a stream's key: its further connections, by index
-        self._further: dict[bytes, dict[int, socket.socket]] = {}
+        self._further: dict[bytes, dict[int, Connection]] = {}
         listening = listening_socket(host, port)
         self.port: int = listening.getsockname()[1]
         self._accepting = AcceptLoop(
@@ -428,20 +442,20 @@ class TcpListener:
         """
         peer = spell(*connection.getpeername()[:2])
         connection.settimeout(GREETING_SECONDS)
+        secured: Connection = connection
         bearer = None
         try:
             if self._keys is not None:
-                connection, bearer = tls.accept(connection, self._keys, *ROLES)
-            greeting = Greeting.receive(connection)
+                secured, bearer = tls.accept(connection, self._keys, *ROLES)
+            greeting = Greeting.receive(secured)
             if greeting.index:
-                self._add(greeting, connection)
+                self._add(greeting, secured)
                 return None
-            return self._welcomed(connection, peer, bearer)
-        except (OSError, Untrusted) as error:
-            connection.close()  # under TLS another one than the caller's
+            return self._welcomed(secured, peer, bearer)
+        except Untrusted as error:
             raise OSError(str(error)) from error
 
-    def _add(self, greeting: Greeting, connection: socket.socket) -> None:
+    def _add(self, greeting: Greeting, connection: Connection) -> None:
         """Adds a further connection; the thread of the first one waits for it."""
         with self._gathering:
             if greeting.key not in self._further:
@@ -449,7 +463,7 @@ class TcpListener:
             self._further[greeting.key].setdefault(greeting.index, connection)
             self._gathering.notify_all()
 
-    def _welcomed(self, connection: socket.socket, peer: str, bearer: Bearer | None) -> Stream:
+    def _welcomed(self, connection: Connection, peer: str, bearer: Bearer | None) -> Stream:
         """Makes a stream, when all of its connections are open.
 
         Raises:
@@ -457,7 +471,7 @@ class TcpListener:
         """
         plain = bearer is None and not _is_local(peer)
         checked = self._checksum == "on" or (self._checksum == "auto" and plain)
-        key, further = secrets.token_bytes(KEY_BYTES), dict[int, socket.socket]()
+        key, further = secrets.token_bytes(KEY_BYTES), dict[int, Connection]()
         with self._gathering:
             self._further[key] = further
         try:
@@ -478,8 +492,8 @@ class TcpListener:
         connections = [connection, *(further[index] for index in sorted(further))]
         for each in connections:
             each.settimeout(None)
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_SECONDS)
+            below(each).setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            below(each).setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_SECONDS)
         return self._make(peer, [FrameSocket(each, checked) for each in connections], bearer)
 
     def close(self, grace_seconds: float) -> None:
@@ -589,13 +603,14 @@ def connect(host: str, port: int, *, timeout_seconds: float, keys: Keys | None =
         Untrusted: the process there is not a server of ours; or only one end has keys.
     """
     deadline = time.monotonic() + timeout_seconds
-    opened: list[socket.socket] = []
+    opened: list[Connection] = []
 
-    def dial(greeting: Greeting) -> socket.socket:
+    def dial(greeting: Greeting) -> Connection:
         left = max(deadline - time.monotonic(), 0.001)
-        opened.append(socket.create_connection((host, port), left))
+        connection = socket.create_connection((host, port), left)
+        opened.append(connection)
         if keys is not None:
-            opened[-1] = tls.dial(opened[-1], keys, host)
+            opened[-1] = tls.dial(connection, keys, host)
         greeting.send(opened[-1])
         return opened[-1]
 
@@ -620,10 +635,11 @@ def connect(host: str, port: int, *, timeout_seconds: float, keys: Keys | None =
     for each in opened:
         each.settimeout(None)
     sockets = [FrameSocket(each, welcome.checked) for each in opened]
-    bearer = None if keys is None else tls.bearer_of(opened[0])
+    first = opened[0]
+    bearer = tls.bearer_of(first.tls) if isinstance(first, TlsConnection) else None
     return TcpStream(spell(host, port), sockets, False, bearer)
 
 
-def _close(connections: Sequence[socket.socket]) -> None:
+def _close(connections: Sequence[Connection]) -> None:
     for each in connections:
         each.close()
