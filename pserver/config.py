@@ -32,7 +32,7 @@ CHECKSUM_CHOICES = ("auto", "on", "off")
 MOST_CONNECTIONS = 64
 STRAGGLER_FACTOR = 3.0
 MOST_JOB_NAME = 100
-PROTOCOL = 2  # of the wire; a peer with another one is refused
+PROTOCOL = 3  # of the wire; a peer with another one is refused
 # settings that are paths of this host
 LOCAL = ("data_dir", "program", "token_file", "keys", "record_log", "write_ahead_log")
 
@@ -51,9 +51,9 @@ class ServerConfig:
             it to trainers.
         connections: that each stream of tensors over TCP has, 1 to 64.  More than one pays where a
             link is faster than what one connection gets of it, and costs that many descriptors.
-        checksum: CRC32C of the frames over TCP and gRPC: "on", "off", or "auto": on, but under TLS,
-            and for trainers of this host over TCP.  A changed bit is then noticed, and the request
-            is sent again.  Shared memory has none, so with "on" it is not offered.
+        checksum: of the frames over TCP and gRPC: "on", "off", or "auto": on, but under TLS, and
+            for trainers of this host over TCP.  A changed bit is then noticed, and the request is
+            sent again.  Shared memory has none, so with "on" it is not offered.
         transport: "auto" offers every transport, and each trainer's preference decides; any other
             name is the only transport offered.
         data_dir: the directory for the files of Save and Load, and for rows on disk, on this

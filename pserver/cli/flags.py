@@ -609,7 +609,7 @@ def _add_listening(sub: argparse.ArgumentParser) -> None:
         "--checksum",
         choices=CHECKSUM_CHOICES,
         default=UNSET,
-        help="CRC32C of the frames over TCP and gRPC (default: auto, on but under TLS, and for "
+        help="checksums of the frames over TCP and gRPC (default: auto, on but under TLS, and for "
         "trainers of this host over TCP); with on, shared memory is not offered",
     )
     add(

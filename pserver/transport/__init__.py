@@ -7,7 +7,7 @@ In reading order::
     arrays         named arrays of one request: external writes, rows of tables, norms
     memory         where payloads are copied to, once; payload bytes by variable
     tcp            plain sockets on a port of its own: the default between hosts
-    checksums      CRC32C of frames that travel without TLS
+    checksums      of frames that travel without TLS
     grpc_stream    plain grpcio on the control port
     grpc_port      the gRPC server on a port, its channels, and the threads of control calls
     strangers      a proxy before gRPC, which bounds the connections of strangers

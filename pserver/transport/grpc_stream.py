@@ -29,7 +29,16 @@ from pserver.security import keys as tls
 from pserver.security.bearer import Bearer
 from pserver.security.keys import Keys
 from pserver.transport import checksums
-from pserver.transport.checksums import ASKED, CHECKSUM, FRAMES, OFF, ON, UNASKED, opened, sealed
+from pserver.transport.checksums import (
+    ASKED,
+    FRAMES,
+    MESSAGE_CHECKSUM,
+    OFF,
+    ON,
+    UNASKED,
+    opened,
+    sealed,
+)
 from pserver.transport.endpoint import spell
 from pserver.transport.frames import decode, encode_header
 from pserver.transport.grpc_port import CLIENT_OPTIONS, MESSAGE_BYTES, GrpcPort
@@ -104,7 +113,7 @@ class GrpcStream:
             self.ended()
             raise self._broken(_reason(error)) from error
         if message is not None:
-            if len(message) > self._most + CHECKSUM.size * self.checked:
+            if len(message) > self._most + MESSAGE_CHECKSUM.size * self.checked:
                 raise CorruptFrame(
                     f"{self.peer}: expected a first frame of up to {self._most} bytes, got "
                     f"{len(message)}"

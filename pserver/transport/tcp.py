@@ -50,7 +50,7 @@ from pserver.security import keys as tls
 from pserver.security.bearer import ROLES, Bearer
 from pserver.security.keys import Keys
 from pserver.security.tls_connection import TlsConnection
-from pserver.transport.checksums import CHECKSUM, checksum, compare
+from pserver.transport.checksums import FRAME_CHECKSUM, checksum, compare
 from pserver.transport.endpoint import listening_socket, reason_of, spell
 from pserver.transport.frames import HEADER_BYTES, parse_header, spread
 from pserver.transport.stream import (
@@ -79,11 +79,11 @@ from pserver.wire_pb2 import Frame
 #   prefix    bytes of the header: uint32, bytes of the payload: uint64
 #   end       a prefix of zeros: nothing more comes in this direction
 #
-# With checksums each is a CRC32C as uint32: see checksums.py.  All numbers are little-endian.
+# With checksums each is an XXH3 as uint64: see checksums.py.  All numbers are little-endian.
 
 
 PREFIX = struct.Struct("<IQ")
-CHECKED_PREFIX = struct.Struct("<IQII")
+CHECKED_PREFIX = struct.Struct("<IQQQ")
 BUFFER_BYTES = 2**15  # read at once, where it is not known yet what comes
 GATHERED_BYTES = 2**14  # up to here joining the buffers costs less than listing them
 LANDING_BYTES = 2**15  # from this size on a payload is read to its destination
@@ -128,9 +128,10 @@ class FrameSocket:
         buffers = [memoryview(buffer).cast("B") for buffer in payload]
         if self._checked:
             prefix = PREFIX.pack(len(header), size)
-            head = CHECKED_PREFIX.pack(len(header), size, crc32c(prefix), crc32c(header)) + header
+            sums = checksum([prefix]), checksum([header])
+            head = CHECKED_PREFIX.pack(len(header), size, *sums) + header
             if size:
-                buffers.append(memoryview(CHECKSUM.pack(checksum(buffers))))
+                buffers.append(memoryview(FRAME_CHECKSUM.pack(checksum(buffers))))
         else:
             head = PREFIX.pack(len(header), size) + header
         if size <= GATHERED_BYTES:
@@ -173,7 +174,7 @@ class FrameSocket:
             return None
         head = bytes(self._take(header_size))
         if self._checked:
-            compare("a header", crc32c(head), header_sum)
+            compare("a header", checksum([head]), header_sum)
         header = parse_header(head)
         if size == 0:
             return header, memoryview(b"")
@@ -182,7 +183,7 @@ class FrameSocket:
         places = targets if direct and targets is not None else [self._blank(size)]
         self._read(places)
         if self._checked:
-            (expected,) = CHECKSUM.unpack(self._take(CHECKSUM.size))
+            (expected,) = FRAME_CHECKSUM.unpack(self._take(FRAME_CHECKSUM.size))
             compare("a payload", checksum(places), expected)
         if targets is None:
             return header, places[0]
@@ -196,7 +197,7 @@ class FrameSocket:
         if self._checked:
             taken = self._take(CHECKED_PREFIX.size)
             header_size, size, prefix_sum, header_sum = CHECKED_PREFIX.unpack(taken)
-            compare("a prefix", crc32c(taken[: PREFIX.size]), prefix_sum)
+            compare("a prefix", checksum([taken[: PREFIX.size]]), prefix_sum)
         else:
             header_size, size = PREFIX.unpack(self._take(PREFIX.size))
         largest = min(most, HEADER_BYTES)
@@ -298,7 +299,7 @@ def _behind(buffers: list[memoryview], first: int, size: int) -> int:
 
 
 KEY_BYTES = 16
-GREETING_MAGIC, WELCOME_MAGIC = b"pstcp\0\0\1", b"psyes\0\0\1"  # the last byte is the version
+GREETING_MAGIC, WELCOME_MAGIC = b"pstcp\0\0\2", b"psyes\0\0\2"  # the last byte is the version
 _GREETING = struct.Struct(f"<8sI{KEY_BYTES}s")
 _WELCOME = struct.Struct(f"<8sI?{KEY_BYTES}s")
 _CHECKSUM = struct.Struct("<I")

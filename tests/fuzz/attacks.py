@@ -18,7 +18,7 @@ from pserver.transport.frames import PAYLOAD_TAG
 from pserver.transport.grpc_port import CLIENT_OPTIONS
 from pserver.transport.grpc_stream import SERVICE
 from pserver.transport.shm import GREETING, INLINE, PRELUDE
-from pserver.transport.tcp import PREFIX, Greeting
+from pserver.transport.tcp import GREETING_MAGIC, PREFIX, Greeting
 from pserver.wire_pb2 import Frame, Hello, Kind, ObserveReply, ObserveRequest
 from tests.fuzz.http2 import UnfinishedCall, greeting
 from tests.fuzz.inputs import FrameInput, Inputs
@@ -164,7 +164,7 @@ class Attacker:
         for _ in range(10):
             control = inputs.random.random() < 0.5
             connection = self._connect(control)
-            said = greeting() if control else b"pstcp\0\0\1"
+            said = greeting() if control else GREETING_MAGIC
             connection.sendall(said[: inputs.random.randrange(len(said) + 1)])
             self._half_open.append(connection)
         while len(self._half_open) > HALF_OPEN:

@@ -69,7 +69,7 @@ class Stranger:
 
     def request(self, **changed: Any) -> JoinRequest:
         known = dict(
-            protocol=2, trainer_id=self.number, incarnation="stranger", transports=[self.transport]
+            protocol=3, trainer_id=self.number, incarnation="stranger", transports=[self.transport]
         )
         return JoinRequest(
             **{

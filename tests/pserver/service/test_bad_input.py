@@ -136,7 +136,7 @@ def test_another_program_is_told_in_what_it_differs(servers: Servers, transport:
             Stranger(servers(1), transport, plan_of(trainers=2, lr=0.25), number=1)
         with pytest.raises(Refused, match="below 2, got 2"):
             Stranger(servers(1), transport, plan_of(trainers=2), number=2)
-        with pytest.raises(Refused, match="protocol version 2, got 9"):
+        with pytest.raises(Refused, match="protocol version 3, got 9"):
             first.control.join(first.request(protocol=9))
     finally:
         first.leave()

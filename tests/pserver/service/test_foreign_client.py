@@ -134,7 +134,7 @@ class Trainer:
         facts = manifest()
         self.joined = self.stub.Join(
             wire.JoinRequest(
-                protocol=2,
+                protocol=3,
                 incarnation="one",
                 fingerprint=fingerprint(facts),
                 manifest=facts,
@@ -208,7 +208,7 @@ def test_a_fingerprint_that_is_not_the_manifests_is_refused(endpoint: str) -> No
     with grpc.insecure_channel(endpoint) as channel:
         joined = ParameterServerStub(channel).Join(  # type: ignore[no-untyped-call]  # generated
             wire.JoinRequest(
-                protocol=2,
+                protocol=3,
                 incarnation="one",
                 fingerprint="0" * 32,
                 manifest=manifest(),

@@ -51,7 +51,7 @@ def test_the_proto_files_are_enough_to_prove_a_key(endpoint: str) -> None:
         assert theirs.proof == code(key, "pserver 1", "server", "trainer", *both, "", "")
 
         request = wire.JoinRequest(
-            protocol=2,
+            protocol=3,
             fingerprint="f",
             manifest={"trainers": "1", "lane 0: mode": "sync"},
             transports=["grpc"],

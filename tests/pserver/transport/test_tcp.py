@@ -8,11 +8,13 @@ from queue import Queue
 from threading import Thread
 
 import pytest
+from crc32c import crc32c
 
 from pserver.errors import CorruptFrame
 from pserver.transport import tcp
+from pserver.transport.checksums import checksum
 from pserver.transport.stream import Stream
-from pserver.transport.tcp import FrameSocket
+from pserver.transport.tcp import GREETING_MAGIC, FrameSocket
 from pserver.wire_pb2 import GRADIENT, Frame, Part
 from tests.support.streams import SECONDS
 
@@ -73,6 +75,23 @@ def feed(near: socket.socket, data: bytes) -> None:
             near.sendall(data)
         except OSError:  # the reader has seen enough
             return
+
+
+def test_the_checksum_is_xxh3() -> None:
+    """Of 64 bits without a seed, whatever the pieces: another one would be another protocol."""
+    assert checksum([b""]) == 0x2D06800538D394C2
+    assert checksum([b"ab", b"", b"c"]) == checksum([b"abc"]) == 0x78AF5F94892F3950
+
+
+def test_a_peer_of_another_version_is_refused() -> None:
+    """Its frames would have other checksums."""
+    listener = tcp.listen(lambda peer: None, checksum="on")
+    with socket.create_connection(("127.0.0.1", listener.port)) as older:
+        older.settimeout(SECONDS)
+        said = GREETING_MAGIC[:-1] + b"\1" + bytes(4 + 16)
+        older.sendall(said + crc32c(said).to_bytes(4, "little"))
+        assert older.recv(1) == b""
+    listener.close(1.0)
 
 
 def test_without_checksums_a_stream_of_garbage_ends() -> None:
