@@ -207,7 +207,7 @@ def _planned(given: Mapping[str, Any]) -> plan.PlanSettings:
     servers, trainers = given["servers"], given["trainers"]
     if not servers or not trainers or servers < 1 or trainers < 1:
         raise UsageError("expected both --servers and --trainers, as numbers of 1 or more")
-    for flag in ("link", "latency", "hosts", "search", "window"):
+    for flag in ("link", "latency", "hosts", "search", "window", "figures"):
         if given["no_probe"] and given[flag] not in (None, False):
             raise ValueError(f"--{flag}: has no effect with --no-probe")
     for flag in ("memory", "write"):
@@ -230,6 +230,7 @@ def _planned(given: Mapping[str, Any]) -> plan.PlanSettings:
         memory,
         bool(given["write"]),
         window,
+        given["figures"] or "",
     )
 
 

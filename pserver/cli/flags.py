@@ -435,6 +435,12 @@ def add_planning(sub: argparse.ArgumentParser) -> None:
         action="store_true",
         help="with --search: write the winner to SCRIPT's .plan.json, for strategy.auto_search",
     )
+    add(
+        "--figures",
+        metavar="FILE",
+        help="keep what the probe measures there; where the file is, predict from it, without a "
+        "probe",
+    )
 
 
 # ---- replay flags ----

@@ -297,8 +297,8 @@ SIGTERM or Ctrl-C after draining."""
 LAUNCH = """Starts servers and trainers (or trainers alone), prefixes their output and files it, and
 ends with the job's exit status."""
 PLAN = """Shows which server would hold what, the bytes of a step and the memory of each server.
-Then it runs some steps of SCRIPT with servers on this machine, for at most 30 s in all, and
-predicts the step of the whole job and what limits it."""
+Then it runs some steps of SCRIPT with servers on this machine, for at most 90 s in all (twice that
+with --search), and predicts the step of the whole job and what limits it."""
 CHECK = """Reads scripts, and lists what of PaddlePaddle each line uses, and what to write for
 it; and which files beside a script hide a package of ours.  It runs nothing."""
 MANIFEST = """Writes a job as the file that another system starts it by: a JobSet of Kubernetes, a

@@ -1077,6 +1077,11 @@ class Client:
         reply = self._asked(lambda session: self._control.status())
         return [TableStatus.from_message(table) for table in reply.tables]
 
+    def update_seconds(self) -> float:
+        """How long the server has merged and updated, in all lanes."""
+        reply = self._asked(lambda session: self._control.status())
+        return sum(lane.update_seconds for lane in reply.lanes)
+
     def epoch_status(self) -> dict[int, dict[str, int]]:
         """By number, the passes whose samples leases deal out: those under way, or the last one."""
         reply = self._asked(lambda session: self._control.status())

@@ -56,13 +56,17 @@ class Configuration:
 
 
 CONFIGURATIONS = (
-    Configuration("1024x3", "sync", 1, 1),
-    Configuration("512x3", "sync", 2, 2),
-    Configuration("512x3", "async", 1, 2),
+    Configuration("1024x4", "sync", 1, 1),
+    Configuration("1024x4", "sync", 2, 2),
+    Configuration("1024x4", "async", 1, 2),
+    Configuration("1024x4", "geo20", 2, 2),
+    Configuration("64x150", "sync", 2, 2),
+    Configuration("64x150", "async", 1, 2),
     Configuration("512x3", "geo20", 3, 1),
     Configuration("tables", "sync", 2, 2),
-    Configuration("tables", "async", 3, 1),
+    Configuration("tables", "async", 2, 1),
     Configuration("tables", "geo20", 1, 2),
+    Configuration("1024x4", "sync", 1, 1, "4Gbit"),
     Configuration("512x3", "sync", 2, 2, "200Mbit"),
     Configuration("512x3", "async", 1, 1, "200Mbit"),
     Configuration("tables", "sync", 1, 2, "50Mbit"),
@@ -128,9 +132,10 @@ def _on_links(found: Configuration, work: Sequence[str]) -> str:
     """The servers' hosts are the first ones."""
     count = found.servers + found.trainers
     rate = found.link.lower()
+    burst = "1mb" if rate.endswith("gbit") else "32kb"
     threads = max(1, len(os.sched_getaffinity(0)) // count)
     with ExitStack() as stack:
-        prefixes = stack.enter_context(hosts(rate, count=count, burst="32kb"))
+        prefixes = stack.enter_context(hosts(rate, count=count, burst=burst))
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         endpoints = [f"10.77.0.{number + 1}:6174" for number in range(found.servers)]
         serve = [sys.executable, "-m", "pserver", "serve", "--once", "--transport", "tcp"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pserver.launcher.planning.cost import Figures
 from tests.support.load import run
 
 pytestmark = pytest.mark.processes
@@ -100,20 +101,30 @@ print("trained")
 
 
 def test_a_probe_runs_some_steps_and_predicts_the_job(tmp_path: Path) -> None:
-    """The steps are of one trainer, whose batch is that of three; nothing is left behind."""
+    """The steps are of one trainer and then of two, whose batch is that of three; what is kept of
+    them predicts again, for this job alone; nothing else is left behind.
+    """
     script = tmp_path / "train.py"
     script.write_text(STEPS)
     words = "--servers 1 --trainers 3 --hosts each --latency 50ms --window 1".split()
+    figures = tmp_path / "figures.json"
 
-    done = plan(str(script), *words)
+    done = plan(str(script), *words, "--figures", str(figures))
+    again = plan(str(script), *words, "--figures", str(figures))
+    other = plan(str(script), *words, "--trainers", "2", "--figures", str(figures))
 
     assert done.returncode == 0, done.stderr
+    assert (again.stdout, again.stderr) == (done.stdout, "")
+    assert (other.returncode, len(other.stderr.splitlines())) == (1, 1)
+    assert "has figures of another job: the plan" in other.stderr
+    (probed,) = Figures.read(str(figures)).probes.values()
+    assert probed.pair != probed.alone
     lines = done.stdout.splitlines()
     found = next(line for line in lines if line.startswith("predicted step"))
     assert found.endswith("bottleneck: latency")
     assert any(line.startswith("latency") and "100 ms" in line for line in lines)
     assert any(line.startswith("from a probe of") for line in lines)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["figures.json", "train.py"]
 
 
 @pytest.mark.long
@@ -134,6 +145,7 @@ def test_a_script_without_steps_has_a_split_and_no_prediction(tmp_path: Path) ->
     [
         (("nothing.py", "--servers", "1", "--trainers", "1"), 1),
         (("x.py", "--servers", "1"), 2),
+        (("x.py", "--servers", "1", "--trainers", "1", "--no-probe", "--figures", "x.json"), 2),
         (("x.py", "--servers", "1", "--trainers", "1", "--link", "fast"), 2),
         (("x.py", "--servers", "1", "--trainers", "1", "--no-probe", "--hosts", "each"), 2),
         (("x.py", "--servers", "1", "--trainers", "1", "--memory", "8Gi"), 2),

@@ -32,7 +32,8 @@ def test_flags_are_what_the_environment_says() -> None:
 
 def test_every_setting_of_a_connection_is_a_flag() -> None:
     """Except those that are internal."""
-    internal = {"finished", "plan_only", "panel", "probe", "probe_seconds", "probe_end"}
+    probe = {"probe", "probe_seconds", "probe_trainers", "probe_end"}
+    internal = {"finished", "plan_only", "panel", *probe}
     settings = set(Connection.__dataclass_fields__) - internal
 
     assert settings == set(FLAGS.values())

@@ -57,10 +57,10 @@ def probe_of(
     """
     if not connection.probe or connection.plan_only:
         return nullcontext()
-    if plan.trainers > 1:
+    if plan.trainers > connection.probe_trainers:
         sys.exit(
             f"the program was transpiled for {plan.trainers} trainers: its servers wait for all "
-            "of them, and a probe has one (--trainers 1)"
+            f"of them, and a probe has {connection.probe_trainers} (--trainers 1)"
         )
     return StepProbe(connection, clients, lanes, lookups)
 
@@ -79,10 +79,8 @@ def load_of(plan: Plan) -> JobLoad:
         )
         for index, lane in enumerate(plan.lanes)
     )
-    held, unbounded = sum(load.parameters for load in servers), servers[0].unbounded
     memory = tuple(load.memory for load in servers)
-    own = 2 * held  # its gradients, too
-    return JobLoad(plan.trainers, lanes, memory, unbounded, own, bool(plan.tables))
+    return JobLoad(plan.trainers, lanes, memory, bool(plan.tables))
 
 
 def _waits(lane: Lane) -> bool:
@@ -117,6 +115,7 @@ class _Counts:
     sent: list[int]
     received: list[int]
     looked_up: list[int]
+    update_seconds: list[float]
 
 
 class StepProbe:
@@ -142,6 +141,7 @@ class StepProbe:
         self._clients, self._lanes, self._lookups = clients, lanes, lookups
         self._steps = 0
         self._first = 0.0  # when the first step had ended
+        self._messages = 0
         self._begun: _Counts | None = None  # the window's first counts
         self._entered = self._entered_cpu = 0.0  # the exchange under way
         self._within = self._within_cpu = 0.0  # in all exchanges
@@ -163,14 +163,17 @@ class StepProbe:
         self._within += now - self._entered
         self._within_cpu += time.process_time() - self._entered_cpu
         self._steps += 1
+        # a window is whole messages, however many steps each stands for
+        before, self._messages = self._messages, sum(lane.step for lane in self._lanes)
+        sent = self._messages > before
         if self._begun is None:
             self._first = self._first or now
             warm = self._steps >= WARM_STEPS and now - self._first >= WARM_SECONDS
-            if warm or now >= self._end - self._seconds:
+            if (warm and sent) or now >= self._end - self._seconds:
                 self._begun = self._counts(now)
             return False
         passed, steps = now - self._begun.seconds, self._steps - self._begun.steps
-        enough = passed >= self._seconds and steps >= LEAST_STEPS
+        enough = passed >= self._seconds and steps >= LEAST_STEPS and sent
         if not enough and passed < MOST_WINDOWS * self._seconds and now < self._end:
             return False
         self._measured(self._begun, self._counts(now)).write(self._path)
@@ -184,11 +187,12 @@ class StepProbe:
             self._within,
             time.process_time(),
             self._within_cpu,
-            sum(lane.step for lane in self._lanes),
+            self._messages,
             0 if self._lookups is None else self._lookups.lookups,
             [sum(each.bytes_out for each in client.every_channel) for client in self._clients],
             [sum(each.bytes_in for each in client.every_channel) for client in self._clients],
             [0 if each is None else each.bytes_in for each in tables],
+            [client.update_seconds() for client in self._clients],
         )
 
     def _measured(self, begun: _Counts, ended: _Counts) -> Measured:
@@ -212,6 +216,7 @@ class StepProbe:
             means("sent"),
             means("received"),
             means("looked_up"),
+            means("update_seconds"),
             begun.seconds,
             ended.seconds,
         )

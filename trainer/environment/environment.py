@@ -85,6 +85,7 @@ class Connection:
         probe: the file for the results of ``pserver plan``: with ``plan_only`` the loads of the
             plan, otherwise the costs of some steps, after which the process ends; "": none.
         probe_seconds: of such steps.
+        probe_trainers: that the servers of a probe wait for.
         probe_end: on the system's monotonic clock, the time by which the file must exist; 0: any
             time.
         token_file: the file with this process's key; "": it has none.
@@ -115,6 +116,7 @@ class Connection:
     plan_only: bool = False
     probe: str = ""
     probe_seconds: float = 6.0
+    probe_trainers: int = 1
     probe_end: float = 0.0
     token_file: str = ""
     keys: str = ""
@@ -167,6 +169,7 @@ class Connection:
             environ.get("PSERVER_PLAN_ONLY", "") == "1",
             environ.get("PSERVER_PROBE", ""),
             seconds_of(environ, "PSERVER_PROBE_SECONDS", 6.0),
+            number_of(environ, "PSERVER_PROBE_TRAINERS", "1"),
             seconds_of(environ, "PSERVER_PROBE_END", 0.0),
             environ.get("PSERVER_TOKEN_FILE", ""),
             environ.get("PSERVER_KEYS", ""),
@@ -883,10 +886,14 @@ INTERNAL = (
         ("PSERVER_PLAN_ONLY",), OPTIONAL, NOT_READ, "`1`: `pserver plan` asks for the plan"
     ),
     EnvironmentVariable(
-        ("PSERVER_PROBE", "PSERVER_PROBE_SECONDS", "PSERVER_PROBE_END"),
+        (
+            *("PSERVER_PROBE", "PSERVER_PROBE_SECONDS", "PSERVER_PROBE_TRAINERS"),
+            "PSERVER_PROBE_END",
+        ),
         OPTIONAL,
         NOT_READ,
-        "`pserver plan` asks for some steps: the file for their costs, for how long, until when",
+        "`pserver plan` asks for some steps: the file for their costs, for how long, of how many "
+        "trainers, until when",
     ),
     EnvironmentVariable(
         ("PSERVER_PANEL",),

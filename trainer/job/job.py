@@ -986,9 +986,11 @@ class Job:
 
 
 def _planned(role: RoleMaker) -> RoleMaker:
-    """The role for which a plan is made: in a probe servers wait for this trainer alone."""
+    """The role for which a plan is made: in a probe servers wait for its few trainers."""
     given = Connection.from_environment()
-    return replace(role, trainer_id=0, trainers=1) if given.probe and not given.plan_only else role
+    if not given.probe or given.plan_only:
+        return role
+    return replace(role, trainers=given.probe_trainers)
 
 
 def _refresh(communicator: Communicator) -> None:

@@ -1,24 +1,27 @@
 """The cost model: from a probe's measurements to the step of another cluster.
 
 [Note: the cost model]  A step of a trainer has a compute part and messages.  With lanes that wait,
-the two follow each other; with lanes that queue, messages are on their way meanwhile, and the
-longer of the two decides.
+the two follow each other, and nothing travels while the servers update.  What moves the bytes
+works side by side: copies at both ends, the links, and the servers' processors; the slowest of
+these decides.  With lanes that queue all of it goes on meanwhile, and the longer one decides.
 
 ::
 
-    waits    step = compute + exchange + (wire + latency) / steps of a message
-    queues   step = max(compute + exchange, (wire + latency) / steps of a message, processors)
+    waits    step = compute + update + max(exchange, links, processor of a server) + latency
+    queues   step = max(compute + exchange, links + latency, processors)
 
-- compute and exchange are the probe's own.  Where all processes share this machine, T trainers
-  that compute need T times the processor time of one, of which only so many cores are there.
-- exchange grows with the trainers by the servers' processor time.  SHARED of that is done for each
-  trainer's message (receive, merge, answer), the rest once a step (the update).  Servers whose
-  lanes do not wait for all update once a message.
-- wire: what a message takes at the link's rate, of which headers leave PAYLOAD.  The messages of
+- compute and exchange are those of a probe.  Where all processes share this machine, a probe of two
+  trainers says what sharing it costs; each further one adds its processor time, for which only so
+  many cores are there.
+- What the servers do in a step (update, and their processor time) is divided by them.  Where they
+  merge what all trainers send, it grows with each trainer by as much as from one to two, otherwise
+  it is as much for each.
+- links: what a message takes at the link's rate, of which headers leave PAYLOAD.  The messages of
   all servers share the trainer's link, and those of all trainers the server's; the slower one of
   the two decides.  A lane that waits sends first, and receives then.
 - latency: two times one way for each message, and for each lookup of rows.  Where trainers do not
   wait for one another, a message goes to one server after the other.
+- Of a message that stands for several steps, each has its part.
 
 It is a model of means: it knows no garbage collection, no slow host, no other job, and no overlap
 of a gradient's way with the rest of the backward.
@@ -29,7 +32,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +42,7 @@ from transpiler.files.named_errors import naming
 
 # ---- figures ----
 #
-# What a prediction is made of: the loads of a plan, and what a probe has measured.
+# What a prediction is made of: the loads of a plan, and what probes have measured.
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +72,24 @@ class JobLoad:
     Attributes:
         trainers: of the job.
         lanes: in the plan's order; empty for a job without servers.
-        memory: bytes by server; of tables the most that their rows take.
-        unbounded: some tables grow without a bound, and are not in ``memory``.
-        trainer_memory: bytes of a trainer's parameters and gradients.
+        memory: bytes by server; of tables the most that their rows take, where that is bounded.
         tables: whether there are any.
     """
 
     trainers: int
     lanes: tuple[LaneLoad, ...]
     memory: tuple[int, ...]
-    unbounded: bool
-    trainer_memory: int
     tables: bool
 
     @property
     def servers(self) -> int:
         """The number of servers."""
         return len(self.memory)
+
+    @property
+    def together(self) -> bool:
+        """Whether servers wait for every trainer's message."""
+        return any(lane.together for lane in self.lanes)
 
     def write(self, path: str) -> None:
         """Writes them as JSON."""
@@ -94,7 +99,11 @@ class JobLoad:
     @classmethod
     def read(cls, path: str) -> JobLoad:
         """Reads a file of :meth:`write`."""
-        found = _object(path)
+        return cls.of(_object(path))
+
+    @classmethod
+    def of(cls, found: dict[str, Any]) -> JobLoad:
+        """Makes it from what JSON has of it."""
         lanes = tuple(
             LaneLoad(**{**lane, "sent": tuple(lane["sent"]), "received": tuple(lane["received"])})
             for lane in found.pop("lanes")
@@ -104,7 +113,7 @@ class JobLoad:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A probe's measurements: means over its window, for one step of its one trainer.
+    """A probe's measurements: means over its window, for one step of its trainer 0.
 
     Attributes:
         steps: in the window.
@@ -116,6 +125,7 @@ class Measured:
         lookups: requests for rows of tables.
         sent, received: bytes by server.
         looked_up: of those received, bytes of rows that a forward waited for, by server.
+        update_seconds: in which a server merged and updated, by server.
         begun, ended: of the window, on the system's monotonic clock; seconds.
         server_cpu_seconds: processor time by server; empty until the launcher has added it, as the
             next one.
@@ -132,6 +142,7 @@ class Measured:
     sent: tuple[float, ...]
     received: tuple[float, ...]
     looked_up: tuple[float, ...]
+    update_seconds: tuple[float, ...]
     begun: float = 0.0
     ended: float = 0.0
     server_cpu_seconds: tuple[float, ...] = field(default=())
@@ -145,8 +156,71 @@ class Measured:
     @classmethod
     def read(cls, path: str) -> Measured:
         """Reads a file of :meth:`write`."""
-        found = _object(path)
+        return cls.of(_object(path))
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Measured:
+        """Makes it from what JSON has of it."""
         return cls(**{name: _whole(value) for name, value in found.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """The measurements of two probes with as many servers.
+
+    Attributes:
+        alone: of one trainer.
+        pair: of two trainers; for a job of one trainer ``alone`` again.
+    """
+
+    alone: Measured
+    pair: Measured
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """All probes of a job, and what they hold for.
+
+    Attributes:
+        cores: of the machine that was probed.
+        apart: the processes are to have machines of their own.
+        transport: of the probes.
+        load: of the job's plan.
+        probes: by number of servers.
+    """
+
+    cores: int
+    apart: bool
+    transport: str
+    load: JobLoad
+    probes: Mapping[int, Probed]
+
+    def write(self, path: str) -> None:
+        """Writes them as JSON."""
+        with naming(path):
+            Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: str) -> Figures:
+        """Reads a file of :meth:`write`.
+
+        Raises:
+            ValueError: something else has written it.
+        """
+        try:
+            with naming(path):
+                found = _object(path)
+            load = JobLoad.of(found.pop("load"))
+            probes = {
+                int(count): Probed(Measured.of(each["alone"]), Measured.of(each["pair"]))
+                for count, each in found.pop("probes").items()
+            }
+            return cls(load=load, probes=probes, **found)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path}: expected what `pserver plan --figures` writes, got something else "
+                f"({error}); remove it to probe again"
+            ) from None
 
 
 def _object(path: str) -> dict[str, Any]:
@@ -218,7 +292,6 @@ def _parsed(flag: str, text: str, units: dict[str, float], expected: str) -> flo
 # ---- cost ----
 
 
-SHARED = 0.5  # of a server's processor time in a step that waits for all: for each trainer
 PAYLOAD = 0.95  # of a link's rate: frames of 1538 bytes carry 1448 of TCP
 
 
@@ -284,12 +357,12 @@ class _Bytes:
     received: tuple[float, ...]
 
 
-def predict(load: JobLoad, measured: Measured, where: Where) -> Prediction:
+def predict(load: JobLoad, probed: Probed, where: Where) -> Prediction:
     """The step of a job.
 
     Args:
         load: of the job's plan.
-        measured: by a probe of the same script, in the same modes.
+        probed: from the same script, in the same modes.
         where: its processes run.
 
     Raises:
@@ -299,72 +372,107 @@ def predict(load: JobLoad, measured: Measured, where: Where) -> Prediction:
         raise ValueError("expected a job with servers, got one without")
     waits = any(lane.waits for lane in load.lanes)
     steps = max(lane.steps for lane in load.lanes)
-    travels = _travels(load, measured, steps)
-    wire = [
-        *_wire(load, travels, where, steps, waits),
-        *_latency(load, where, waits),
-        *_lookups(load, measured, where),
-    ]
-    own = [_compute(load, measured, where), _exchange(load, measured, where)]
-    own += [part for part in wire if not part.hidden]
-    hidden = [part for part in wire if part.hidden]
-    # where trainers wait for one another, their parts share processors one by one
-    processors = [] if _together(load) else [_processors(load, measured, where)]
-    deciding = max(own, hidden, processors, key=_total)
+    wire = _wire(load, _travels(load, probed.alone, steps), where, steps, waits)
+    late, servers = _latency(load, where), [_processors(load, probed, where)]
+    own = [_compute(load, probed, where)]
+    if waits:
+        update = _update(load, probed)
+        before = _mean(probed.alone.update_seconds) if where.apart else update.seconds
+        exchange = _exchange(load, probed, where, before)
+        beside = [[exchange], wire, servers if load.together and where.apart else []]
+        slowest = max(beside, key=_total)
+        own += [update, *slowest, *late]
+        others = [part for each in beside if each is not slowest for part in each]
+        queued = [] if load.together else [servers]
+    else:
+        own.append(_exchange(load, probed, where, 0.0))
+        others, queued = [], [[*wire, *late], servers]
+    own += _lookups(load, probed.pair, where)
+    deciding = max([own, *queued], key=_total)
+    hidden = [replace(part, hidden=True) for part in (*others, *chain(*queued))]
     longest = max(deciding, key=lambda part: part.seconds)
-    return Prediction(_total(deciding), (*own, *hidden, *processors), longest.name)
+    return Prediction(_total(deciding), (*own, *hidden), longest.name)
 
 
 def _total(parts: Sequence[StepPart]) -> float:
     return sum(part.seconds for part in parts)
 
 
-def _together(load: JobLoad) -> bool:
-    return any(lane.together for lane in load.lanes)
-
-
-def _compute(load: JobLoad, measured: Measured, where: Where) -> StepPart:
+def _compute(load: JobLoad, probed: Probed, where: Where) -> StepPart:
     """The time of forward and backward, and of the rest of the script."""
-    alone = max(0.0, measured.seconds - measured.exchange_seconds)
-    busy = max(0.0, measured.cpu_seconds - measured.exchange_cpu_seconds)
-    if where.apart or not _together(load):
-        return StepPart("compute", alone, "forward, backward and the script's own work")
-    shared = load.trainers * busy / where.cores
-    if shared <= alone:
-        return StepPart("compute", alone, "forward, backward and the script's own work")
+    own = "forward, backward and the script's own work"
+    if where.apart:
+        return StepPart("compute", _outside(probed.alone), own)
+    shared, one = _outside(probed.pair), probed.alone
+    busy = max(0.0, one.cpu_seconds - one.exchange_cpu_seconds)
+    needed = load.trainers * busy / where.cores
+    if needed <= shared or not load.together:  # the others' processors: see _processors
+        return StepPart("compute", shared, own)
     why = f"{load.trainers} trainers, {busy * 1e3:.3g} ms of processor each, {where.cores} cores"
-    return StepPart("compute", shared, why)
+    return StepPart("compute", needed, why)
 
 
-def _exchange(load: JobLoad, measured: Measured, where: Where) -> StepPart:
-    """The time of copies, merging and updating, as on this machine's loopback."""
-    alone, others = measured.exchange_seconds, load.trainers - 1
-    together = _together(load)
-    grows = SHARED if together else 1.0
-    server = sum(measured.server_cpu_seconds)
-    each = server / max(1, len(measured.server_cpu_seconds))
-    if not together:  # what others send is hidden behind compute, as far as processors suffice
-        return StepPart("exchange", alone, "copies, and the servers' work", False)
-    if where.apart:
-        more = others * grows * each / where.cores
-    else:
-        more = others * (measured.exchange_cpu_seconds + grows * server) / where.cores
-    why = f"copies, and the servers' work: {server * 1e3:.3g} ms of processor in the probe"
-    return StepPart("exchange", alone + more, why)
+def _outside(measured: Measured) -> float:
+    return max(0.0, measured.seconds - measured.exchange_seconds)
 
 
-def _processors(load: JobLoad, measured: Measured, where: Where) -> StepPart:
-    """The processor time of all steps, where trainers do not wait for one another."""
-    server = sum(measured.server_cpu_seconds)
-    if where.apart:
-        servers = max(1, load.servers)
-        seconds = load.trainers * server / servers / where.cores
-        return StepPart(
-            "processor of a server", seconds, f"{load.trainers} trainers' messages", True
-        )
-    seconds = load.trainers * (measured.cpu_seconds + server) / where.cores
-    why = f"{load.trainers} trainers and {load.servers} servers on {where.cores} cores"
-    return StepPart("processors", seconds, why, True)
+def _update(load: JobLoad, probed: Probed) -> StepPart:
+    """The time in which servers merge and update, while nothing travels."""
+    seconds = updated_seconds(load, probed) / load.servers
+    return StepPart("update", seconds, "merging and the optimizer, while nothing travels")
+
+
+def _exchange(load: JobLoad, probed: Probed, where: Where, update: float) -> StepPart:
+    """The rest of the exchange, as on this machine's loopback."""
+    found = probed.alone if where.apart else probed.pair
+    seconds = found.exchange_seconds
+    if load.together and not where.apart:
+        served = served_seconds(load, probed) - sum(found.server_cpu_seconds)
+        sent = max(0, load.trainers - 2) * probed.alone.exchange_cpu_seconds
+        seconds += (max(0.0, served) + sent) / where.cores
+    server = sum(found.server_cpu_seconds)
+    why = f"copies; {server * 1e3:.3g} ms of the servers' processors"
+    return StepPart("exchange", max(0.0, seconds - update), why)
+
+
+def _processors(load: JobLoad, probed: Probed, where: Where) -> StepPart:
+    """The processor time of all trainers' messages, without the update where all wait for it."""
+    together = load.together
+    one, server = probed.alone, served_seconds(load, probed)
+    if not where.apart:
+        seconds = (load.trainers * one.cpu_seconds + server) / where.cores
+        why = f"{load.trainers} trainers and {load.servers} servers on {where.cores} cores"
+        return StepPart("processors", seconds, why)
+    update = updated_seconds(load, probed)
+    # updates of one lane follow one another, on one core or on all
+    work = max(0.0, server - update) if together else max(server, update * where.cores)
+    why = f"{load.trainers} trainers' messages on {where.cores} cores"
+    return StepPart("processor of a server", work / load.servers / where.cores, why)
+
+
+def _mean(by_server: Sequence[float]) -> float:
+    return sum(by_server) / max(1, len(by_server))
+
+
+def served_seconds(load: JobLoad, probed: Probed) -> float:
+    """The processor time of all servers for a step of all trainers."""
+    one, two = sum(probed.alone.server_cpu_seconds), sum(probed.pair.server_cpu_seconds)
+    if load.together:
+        return one + (load.trainers - 1) * max(0.0, two - one)
+    # beside others each asks for more: the rows that they have changed
+    return load.trainers * max(one, two / 2)
+
+
+def updated_seconds(load: JobLoad, probed: Probed) -> float:
+    """How long all servers merge and update in a step of all trainers."""
+    # what takes longer than its servers' processors worked has waited for other processes
+    one, two = (
+        min(sum(each.update_seconds), sum(each.server_cpu_seconds))
+        for each in (probed.alone, probed.pair)
+    )
+    # while others compute an update takes their time, too: so it is one trainer's
+    more = max(0.0, two - one) if load.together else one
+    return one + (load.trainers - 1) * more
 
 
 def _travels(load: JobLoad, measured: Measured, steps: int) -> _Bytes:
@@ -393,9 +501,7 @@ def _dense(lanes: Sequence[LaneLoad], way: str, steps: int) -> tuple[float, ...]
     )
 
 
-def _wire(
-    load: JobLoad, travels: _Bytes, where: Where, steps: int, waits: bool
-) -> Sequence[StepPart]:
+def _wire(load: JobLoad, travels: _Bytes, where: Where, steps: int, waits: bool) -> list[StepPart]:
     """The time of messages on a link."""
     if where.rate is None:
         return []
@@ -405,10 +511,10 @@ def _wire(
         parts.append(_slower(load.trainers, by_server, where.rate, steps, word))
     if not waits:
         both = tuple(map(sum, zip(travels.sent, travels.received, strict=True)))
-        own = StepPart("link of a trainer", sum(both) / where.rate / steps, _why(sum(both)), True)
+        own = StepPart("link of a trainer", sum(both) / where.rate / steps, _why(sum(both)))
         largest = max((*travels.sent, *travels.received))
         many = load.trainers * largest
-        theirs = StepPart("link of a server", many / where.rate / steps, _why(many), True)
+        theirs = StepPart("link of a server", many / where.rate / steps, _why(many))
         parts.append(max(own, theirs, key=lambda part: part.seconds))
     return parts
 
@@ -428,14 +534,14 @@ def _why(count: float) -> str:
     return f"{count / 1e6:.3g} MB a message"
 
 
-def _latency(load: JobLoad, where: Where, waits: bool) -> Sequence[StepPart]:
+def _latency(load: JobLoad, where: Where) -> Sequence[StepPart]:
     """The latency of messages: those that queue go to one server after the other."""
     if not where.latency:
         return []
     often = min(lane.steps for lane in load.lanes)
-    one_by_one = 1 if _together(load) else load.servers
+    one_by_one = 1 if load.together else load.servers
     why = f"of a message and its answer, every {often} steps" if often > 1 else "of each message"
-    return [StepPart("latency", 2 * where.latency * one_by_one / often, why, not waits)]
+    return [StepPart("latency", 2 * where.latency * one_by_one / often, why)]
 
 
 def _lookups(load: JobLoad, measured: Measured, where: Where) -> Sequence[StepPart]:

@@ -1,13 +1,13 @@
 """``pserver plan``: the split of a job before it is started, and its predicted step.
 
-The script runs up to its plan, which it prints instead of joining servers.  Then a probe runs some
+The script runs up to its plan, which it prints instead of joining servers.  Then probes run some
 of its steps for real, and the cost model converts them to the job in question.
 
 [Note: other modes from a sync probe]  The compute part is the same in every mode.  An async step
 waits for the message before it: the longer of compute and exchange counts.  In geo mode a trainer
-runs the optimizer itself, which takes about the part of the servers' work that a sync step has
-once, and exchanges every k steps.  Between two probed numbers of servers the figures are
-interpolated; beyond the larger one they are those of the larger one.
+runs the optimizer itself, which takes as long as the servers' updates, and exchanges every k steps.
+Between two probed numbers of servers the figures are interpolated; beyond the larger one they are
+those of the larger one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,11 +26,12 @@ from tempfile import TemporaryDirectory
 
 from pserver.launcher.cluster import Cluster, JobTokens
 from pserver.launcher.planning.cost import (
-    SHARED,
+    Figures,
     JobLoad,
     LaneLoad,
     Measured,
     Prediction,
+    Probed,
     Where,
     predict,
 )
@@ -76,7 +77,7 @@ class Candidate:
 
 
 def candidates(
-    load: JobLoad, probes: Mapping[int, Measured], servers: int, where: Where, memory: int | None
+    load: JobLoad, probes: Mapping[int, Probed], servers: int, where: Where, memory: int | None
 ) -> list[Candidate]:
     """The candidates that fit, the fastest first; of equally fast ones those with fewer servers
     first, and those in a mode that waits more.
@@ -135,8 +136,15 @@ def _even(parts: Sequence[int], servers: int) -> tuple[int, ...]:
     return (-(-sum(parts) // servers),) * servers
 
 
-def between(probes: Mapping[int, Measured], servers: int) -> Measured:
+def between(probes: Mapping[int, Probed], servers: int) -> Probed:
     """The figures for a number of servers: between those that were probed."""
+    return Probed(
+        _between({count: each.alone for count, each in probes.items()}, servers),
+        _between({count: each.pair for count, each in probes.items()}, servers),
+    )
+
+
+def _between(probes: Mapping[int, Measured], servers: int) -> Measured:
     below = max(count for count in probes if count <= max(servers, min(probes)))
     above = min((count for count in probes if count >= servers), default=below)
     if above == below:
@@ -148,14 +156,18 @@ def between(probes: Mapping[int, Measured], servers: int) -> Measured:
         one, other = getattr(low, name), getattr(high, name)
         return float(one + weight * (other - one))
 
-    server = sum(low.server_cpu_seconds) * (1 - weight) + sum(high.server_cpu_seconds) * weight
+    def spread(name: str) -> tuple[float, ...]:
+        one, other = sum(getattr(low, name)), sum(getattr(high, name))
+        return ((one + weight * (other - one)) / servers,) * servers
+
     return replace(
         low,
         seconds=mixed("seconds"),
         exchange_seconds=mixed("exchange_seconds"),
         cpu_seconds=mixed("cpu_seconds"),
         exchange_cpu_seconds=mixed("exchange_cpu_seconds"),
-        server_cpu_seconds=(server / servers,) * servers,
+        server_cpu_seconds=spread("server_cpu_seconds"),
+        update_seconds=spread("update_seconds"),
     )
 
 
@@ -171,35 +183,43 @@ def _over(measured: Measured, servers: int) -> Measured:
         received=even(measured.received),
         looked_up=even(measured.looked_up),
         server_cpu_seconds=even(measured.server_cpu_seconds),
+        update_seconds=even(measured.update_seconds),
     )
 
 
-def _in_mode(mode: str, k_steps: int, load: JobLoad, sync: Measured) -> tuple[JobLoad, Measured]:
+def _in_mode(mode: str, k_steps: int, load: JobLoad, sync: Probed) -> tuple[JobLoad, Probed]:
     if mode == "sync":
         return load, sync
+    lanes = tuple(_queued(lane, mode, max(1, k_steps)) for lane in load.lanes)
+    alone, pair = (_queueing(mode, k_steps, each) for each in (sync.alone, sync.pair))
+    return replace(load, lanes=lanes), Probed(alone, pair)
+
+
+def _queueing(mode: str, k_steps: int, sync: Measured) -> Measured:
     compute = sync.seconds - sync.exchange_seconds
     if mode == "async":
-        lanes = tuple(_queued(lane, mode, 1) for lane in load.lanes)
-        own = replace(sync, seconds=max(compute, sync.exchange_seconds), exchange_seconds=0.0)
-        return replace(load, lanes=lanes), own
-    lanes = tuple(_queued(lane, mode, k_steps) for lane in load.lanes)
-    update = (1 - SHARED) * sum(sync.server_cpu_seconds)
+        return replace(sync, seconds=max(compute, sync.exchange_seconds), exchange_seconds=0.0)
+    update = sum(sync.update_seconds)
     sends = sync.exchange_cpu_seconds / k_steps
-    own = replace(
+    served = [
+        max(0.0, whole - own) / k_steps
+        for whole, own in zip(sync.server_cpu_seconds, sync.update_seconds, strict=True)
+    ]
+    return replace(
         sync,
         seconds=compute + update + sync.exchange_seconds / k_steps,
         exchange_seconds=0.0,
         cpu_seconds=sync.cpu_seconds - sync.exchange_cpu_seconds + update + sends,
         exchange_cpu_seconds=0.0,
         messages=1 / k_steps,
-        server_cpu_seconds=tuple(each * SHARED / k_steps for each in sync.server_cpu_seconds),
+        server_cpu_seconds=tuple(served),
+        update_seconds=(0.0,) * len(served),
         sent=tuple(each / k_steps for each in sync.sent),
         received=tuple(
             (whole - rows) / k_steps + rows
             for whole, rows in zip(sync.received, sync.looked_up, strict=True)
         ),
     )
-    return replace(load, lanes=lanes), own
 
 
 def _queued(lane: LaneLoad, mode: str, steps: int) -> LaneLoad:
@@ -272,11 +292,11 @@ class Choice:
 DISTURBING = 0.25  # cores
 
 
-def prediction_text(found: Prediction, measured: Measured) -> str:
+def prediction_text(found: Prediction, probed: Probed) -> str:
     """A line for the step, and a table of its parts.
 
     Args:
-        measured: by the probe, on which the prediction stands.
+        probed: that on which the prediction stands.
     """
     head = (
         f"predicted step {spelled(found.seconds)}, {1 / found.seconds:.4g} steps/s of each "
@@ -286,19 +306,23 @@ def prediction_text(found: Prediction, measured: Measured) -> str:
     for part in found.parts:
         why = f"{part.why}; while the rest goes on" if part.hidden else part.why
         rows.append((part.name, spelled(part.seconds), why))
+    alone = probed.alone
     probe = (
-        f"from a probe of {measured.steps} steps of {spelled(measured.seconds)}, "
-        f"{spelled(measured.exchange_seconds)} of them in the exchange"
+        f"from a probe of {alone.steps} steps of {spelled(alone.seconds)}, "
+        f"{spelled(alone.exchange_seconds)} of them in the exchange"
     )
-    return "\n".join([head, *table(rows), probe, *disturbance(measured)])
+    if probed.pair != alone:
+        probe += f", and of {probed.pair.steps} of {spelled(probed.pair.seconds)} of two trainers"
+    return "\n".join([head, *table(rows), probe, *disturbance([probed])])
 
 
-def disturbance(measured: Measured) -> list[str]:
-    """A warning where other processes have disturbed the probe."""
-    if measured.others < DISTURBING:
+def disturbance(probes: Iterable[Probed]) -> list[str]:
+    """A warning where other processes have disturbed the probes."""
+    others = max(max(each.alone.others, each.pair.others) for each in probes)
+    if others < DISTURBING:
         return []
     return [
-        f"other processes kept {measured.others:.1f} cores of this machine busy meanwhile: the job "
+        f"other processes kept {others:.1f} cores of this machine busy meanwhile: the job "
         "will take less without them; probe again when they rest"
     ]
 
@@ -345,14 +369,16 @@ def spelled(seconds: float) -> str:
 
 # ---- probe ----
 #
-# A probe: the script, with real servers, for some seconds on this machine.
+# A probe: the script in one trainer or two, with real servers, for some seconds on this machine.
 #
 # See [Note: what a probe measures].
 
 
-ONLY = "PSERVER_PLAN_ONLY"  # read in trainer/environment, as the next three
+ONLY = "PSERVER_PLAN_ONLY"  # read in trainer/environment, as the next four
 FILE, SECONDS, END = "PSERVER_PROBE", "PSERVER_PROBE_SECONDS", "PSERVER_PROBE_END"
-TOTAL_SECONDS = 30.0  # of a probe, with the start of its processes
+COUNT = "PSERVER_PROBE_TRAINERS"
+ENDLESS = "1000000"  # seconds of a window
+TOTAL_SECONDS = 45.0  # of a probe, with the start of its processes
 WINDOW_SECONDS = 6.0
 WRITE_SECONDS = 1.0  # before the end, for the file
 MOST_SERVERS = 4  # of a probe
@@ -371,6 +397,9 @@ WITHOUT = (
 )
 
 
+FIRST = "trainer 0"
+
+
 class ProbeFailed(Exception):
     """The probe has given no figures; the message has the reason."""
 
@@ -381,8 +410,10 @@ class Probe:
 
     Attributes:
         script, arguments: of the trainers.
-        servers, trainers: of the job.
-        threads: of each process.
+        servers: of the probe.
+        trainers: of the job.
+        threads: of each process; 0: one of a server, and trainers divide the other cores, as each
+            process is to have a machine of its own.
         transport: "tcp" where the job has a link, otherwise "auto".
         environment: of every process.
         window: seconds of the steps that are measured.
@@ -397,20 +428,16 @@ class Probe:
     environment: Mapping[str, str]
     window: float = WINDOW_SECONDS
 
-    def load(self, quiet: bool = False) -> JobLoad | int:
-        """Runs the script up to its plan, which it prints; returns the plan's loads, or its exit
-        status where it had no plan.
-
-        Args:
-            quiet: nothing is printed.
+    def load(self, servers: int) -> JobLoad | int:
+        """Runs the script up to its plan on so many servers, which it prints; returns the plan's
+        loads, or its exit status where it had no plan.
         """
-        endpoints = ",".join(f"server-{index}:6174" for index in range(self.servers))
+        endpoints = ",".join(f"server-{index}:6174" for index in range(servers))
         with TemporaryDirectory() as folder:
             path = str(Path(folder) / "load.json")
             done = subprocess.run(
                 [sys.executable, self.script, *self.arguments],
                 env={**self.environment, **self._role(endpoints), ONLY: "1", FILE: path},
-                stdout=subprocess.DEVNULL if quiet else None,
                 check=False,
             )
             return JobLoad.read(path) if Path(path).is_file() else done.returncode
@@ -423,17 +450,17 @@ class Probe:
             "PSERVER_ENDPOINTS": endpoints,
         }
 
-    def measure(self, end: float) -> Measured:
+    def measure(self, trainers: int, end: float) -> Measured:
         """Runs the small job.
 
         Args:
+            trainers: of the probe, 1 or 2.
             end: on the monotonic clock; it has ended by then.
 
         Raises:
             ProbeFailed: a process has failed, or it took too long.
         """
-        servers = min(self.servers, MOST_SERVERS)
-        places = ("127.0.0.1:0",) * servers
+        places = ("127.0.0.1:0",) * self.servers
         cluster = Cluster(self.script, self.arguments, places, ("",))
         with ExitStack() as stack:
             folder = Path(stack.enter_context(TemporaryDirectory()))
@@ -444,36 +471,46 @@ class Probe:
                 for name, value in self.environment.items()
                 if not name.startswith(tuple(f"PSERVER_{word}" for word in WITHOUT))
             }
-            count = str(self.threads)
-            given |= {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count}
             serve = [sys.executable, "-m", "pserver", "serve", "--once", "--endpoint", places[0]]
             serve += ["--transport", self.transport]
             serve += ["--checksum", "on"] if self.transport == "tcp" else []
-            for number in range(servers):
-                run.start(f"server {number}", serve, given | tokens.for_servers)
+            for number in range(self.servers):
+                threads = _threads(self.threads or 1)
+                run.start(f"server {number}", serve, given | threads | tokens.for_servers)
             endpoints = run.ready()
-            run.start(
-                "trainer",
-                [sys.executable, self.script, *self.arguments],
-                {
-                    **given,
-                    **tokens.for_trainers,
-                    **self._role(",".join(endpoints)),
-                    "PSERVER_TRANSPORT": self.transport,
-                    FILE: str(folder / "measured.json"),
-                    SECONDS: f"{self.window:g}",
-                    END: f"{end - WRITE_SECONDS:.1f}",
-                },
-            )
+            threads = _threads(self.threads or max(1, (_cores() - self.servers) // trainers))
+            for number in range(trainers):
+                run.start(
+                    f"trainer {number}",
+                    [sys.executable, self.script, *self.arguments],
+                    {
+                        **given,
+                        **threads,
+                        **tokens.for_trainers,
+                        **self._role(",".join(endpoints)),
+                        "TRAINER_ID": str(number),
+                        "PSERVER_TRANSPORT": self.transport,
+                        COUNT: str(trainers),
+                        FILE: str(folder / ("measured.json" if number == 0 else "of another")),
+                        # the others train until the first one has its figures
+                        SECONDS: f"{self.window:g}" if number == 0 else ENDLESS,
+                        END: f"{end - WRITE_SECONDS:.1f}",
+                    },
+                )
             return run.measured(folder / "measured.json", self.window)
+
+
+def _threads(count: int) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(count), "MKL_NUM_THREADS": str(count)}
 
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """Processor time until a moment: of each server, and of the whole machine."""
+    """Processor time until a moment: of each server, of the trainers, and of the whole machine."""
 
     time: float
     servers: tuple[float, ...]
+    trainers: float
     machine: float
 
 
@@ -512,16 +549,21 @@ class _Run:
             self._wait("expected the servers to get ready")
 
     def measured(self, path: Path, window: float) -> Measured:
-        """Waits for the trainer's file.
+        """Waits for trainer 0's file.
 
         Args:
             window: for how many seconds steps are measured.
         """
-        trainer = self._processes["trainer"]
+        trainer = self._processes[FIRST]
         while trainer.poll() is None:
-            servers = [each for name, each in self._processes.items() if name != "trainer"]
-            used = tuple(processor_seconds(each.pid) for each in servers)
-            self._samples.append(_Sample(time.monotonic(), used, busy_seconds()))
+            self._samples.append(
+                _Sample(
+                    time.monotonic(),
+                    tuple(self._used("server")),
+                    sum(self._used("trainer")),
+                    busy_seconds(),
+                )
+            )
             if path.is_file():  # the rest of its script does not matter
                 break
             self._wait("expected some steps")
@@ -534,9 +576,15 @@ class _Run:
         if not path.is_file():
             raise ProbeFailed(
                 f"its trainer ended with status {trainer.poll()} before enough steps: "
-                f"{self._last('trainer')}"
+                f"{self._last(FIRST)}"
             )
-        return self._completed(_read(path, self._end))
+        found = self._completed(_read(path, self._end))
+        if not found.messages:
+            raise ProbeFailed(
+                f"no message was sent in {found.steps} steps; a longer --window, or fewer k_steps "
+                "for the prediction, see some"
+            )
+        return found
 
     def _completed(self, found: Measured) -> Measured:
         """Adds the servers' processor time of a step of the window, and the other processes'."""
@@ -547,17 +595,26 @@ class _Run:
             return found
         pairs = zip(first.servers, last.servers, strict=True)
         used = [(after - before) / passed for before, after in pairs]
-        own = sum(used) + found.cpu_seconds / found.seconds
+        own = sum(used) + (last.trainers - first.trainers) / passed
         return replace(
             found,
             server_cpu_seconds=tuple(each * found.seconds for each in used),
             others=max(0.0, (last.machine - first.machine) / passed - own),
         )
 
-    def _wait(self, what: str) -> None:
-        """Pauses; raises where a server has ended, or the time is over."""
+    def _used(self, role: str) -> Iterator[float]:
+        """Processor time of each process of a role."""
         for name, process in self._processes.items():
-            if name != "trainer" and process.poll() is not None:
+            if name.startswith(role):
+                yield processor_seconds(process.pid)
+
+    def _wait(self, what: str) -> None:
+        """Pauses; raises where another process than the first trainer has ended, or the time is
+        over.
+        """
+        for name, process in self._processes.items():
+            short = name.startswith("trainer") and process.poll() == 0  # as the first one, then
+            if name != FIRST and process.poll() is not None and not short:
                 raise ProbeFailed(f"{name} ended with status {process.poll()}: {self._last(name)}")
         if time.monotonic() >= self._end:
             last = next(reversed(self._processes))
@@ -622,6 +679,7 @@ class PlanSettings:
         memory: bytes that each server may have; None: any.
         write: the winner goes to a file beside the script.
         window: seconds of the steps that a probe measures.
+        figures: the file of the probes' figures, where they are to be kept; "": none.
     """
 
     servers: int
@@ -634,11 +692,16 @@ class PlanSettings:
     memory: int | None = None
     write: bool = False
     window: float = WINDOW_SECONDS
+    figures: str = ""
+
+    def where(self, cores: int) -> Where:
+        """The machines, each with so many cores."""
+        return Where(cores, self.apart, self.link, self.latency)
 
     @property
-    def where(self) -> Where:
-        """The machines."""
-        return Where(_cores(), self.apart, self.link, self.latency)
+    def transport(self) -> str:
+        """The transport of a probe: that of hosts, where the job has a link."""
+        return "auto" if self.link is None else "tcp"
 
 
 def show(
@@ -656,11 +719,14 @@ def show(
         has no plan; 1 where a search has failed.
 
     Raises:
-        ValueError: there is no such script, or a module beside it hides a package of ours.
+        ValueError: there is no such script, or a module beside it hides a package of ours; or
+            there is no place for the file of figures, or it is of another job, or of none.
     """
     check_script(script)
+    if settings.figures and not (folder := Path(settings.figures).parent).is_dir():
+        raise ValueError(f"--figures: expected a file in a folder, and there is no folder {folder}")
     probe = probe_of(script, arguments, settings, environment)
-    load = probe.load()
+    load = probe.load(settings.servers)
     if isinstance(load, int):
         return load
     return _predict(probe, load, settings) if settings.probes else 0
@@ -669,16 +735,16 @@ def show(
 def probe_of(
     script: str, arguments: Sequence[str], settings: PlanSettings, environment: Mapping[str, str]
 ) -> Probe:
-    """The probe of a job; its processes have as many threads as the job's."""
-    processes = 1 if settings.apart else settings.servers + settings.trainers
+    """The probe of a job; on one machine its processes have as many threads as the job's."""
+    shared = 0 if settings.apart else max(1, _cores() // (settings.servers + settings.trainers))
     threads = environment.get("OMP_NUM_THREADS", "")
     return Probe(
         script,
         tuple(arguments),
         settings.servers,
         settings.trainers,
-        int(threads) if threads.isdecimal() else max(1, _cores() // processes),
-        "auto" if settings.link is None else "tcp",
+        int(threads) if threads.isdecimal() else shared,
+        settings.transport,
         environment,
         settings.window,
     )
@@ -689,9 +755,7 @@ def _predict(probe: Probe, load: JobLoad, settings: PlanSettings) -> int:
         print("pserver plan: no prediction for a job without servers", file=sys.stderr)
         return 0
     try:
-        if settings.search:
-            return _search(probe, load, settings)
-        measured = _measured(probe)
+        found = _figures(probe, load, settings)
     except ProbeFailed as failure:
         print(
             f"pserver plan: no prediction, the probe has failed: {failure}; --no-probe leaves it "
@@ -699,18 +763,75 @@ def _predict(probe: Probe, load: JobLoad, settings: PlanSettings) -> int:
             file=sys.stderr,
         )
         return FAILED if settings.search else 0
-    print("\n" + prediction_text(predict(load, measured, settings.where), measured))
+    if settings.search:
+        return _search(probe, found, settings)
+    (probed,) = found.probes.values()
+    print("\n" + prediction_text(predict(load, probed, settings.where(found.cores)), probed))
     return 0
 
 
-def _search(probe: Probe, load: JobLoad, settings: PlanSettings) -> int:
-    """Probes one server, and as many as there may be, if that is more."""
-    check_modes(load)
-    counts = sorted({1, min(settings.servers, MOST_SERVERS)})
-    probes = {count: _measured(replace(probe, servers=count)) for count in counts}
-    found = candidates(load, probes, settings.servers, settings.where, settings.memory)
+def _figures(probe: Probe, load: JobLoad, settings: PlanSettings) -> Figures:
+    """The figures of the file, or of probes, which go there if it is named: for a search of one
+    server, and of as many as there may be, if that is more.
+
+    Raises:
+        ProbeFailed: a probe has.
+        ValueError: the script is in another mode than a search needs, or the file is of other
+            probes.
+    """
+    if settings.search:
+        check_modes(load)
+    if settings.figures and Path(settings.figures).exists():
+        kept = Figures.read(settings.figures)
+        check_figures(kept, load, settings)
+        return kept
+    found = Figures(_cores(), settings.apart, settings.transport, load, {})
+    probes = {count: _probed(replace(probe, servers=count)) for count in _counts(found, settings)}
+    found = replace(found, probes=probes)
+    if settings.figures:
+        found.write(settings.figures)
+    return found
+
+
+def _counts(found: Figures, settings: PlanSettings) -> list[int]:
+    """The numbers of servers to probe.
+
+    Where each process would have a machine of its own, servers that are probed beside the trainer
+    may not take its cores.
+    """
+    most = max(1, found.cores // 2) if found.apart else MOST_SERVERS
+    largest = min(settings.servers, most, MOST_SERVERS)
+    return sorted({1, largest}) if settings.search else [largest]
+
+
+def check_figures(found: Figures, load: JobLoad, settings: PlanSettings) -> None:
+    """Returns if figures of a file are those of this job.
+
+    Raises:
+        ValueError: they are not; the message says what differs.
+    """
+    differences = {
+        "the plan (the script, its mode, --servers or --trainers)": found.load != load,
+        "--link, there with one and here without or the other way round": (
+            found.transport != settings.transport
+        ),
+        "--hosts": found.apart != settings.apart,
+        "--search": sorted(found.probes) != _counts(found, settings),
+    }
+    for what, differs in differences.items():
+        if differs:
+            raise ValueError(
+                f"--figures: {settings.figures} has figures of another job: {what} differs; remove "
+                "it to probe again, or name another file"
+            )
+
+
+def _search(probe: Probe, figures: Figures, settings: PlanSettings) -> int:
+    load, probes = figures.load, figures.probes
+    where = settings.where(figures.cores)
+    found = candidates(load, probes, settings.servers, where, settings.memory)
     print("\n" + candidates_text(found, settings.trainers))
-    for line in disturbance(max(probes.values(), key=lambda measured: measured.others)):
+    for line in disturbance(probes.values()):
         print(line)
     if settings.write:
         best = found[0]
@@ -722,11 +843,20 @@ def _search(probe: Probe, load: JobLoad, settings: PlanSettings) -> int:
     return 0
 
 
-def _measured(probe: Probe) -> Measured:
-    count = min(probe.servers, MOST_SERVERS)
-    servers = f"{count} server{'s' if count > 1 else ''}"
-    print(f"probing {servers}, for {TOTAL_SECONDS:.0f} s at most ...", file=sys.stderr, flush=True)
-    return probe.measure(time.monotonic() + TOTAL_SECONDS)
+def _probed(probe: Probe) -> Probed:
+    """One probe of one trainer, and one of two where the job has more than one."""
+    measured = []
+    for trainers in range(1, min(probe.trainers, 2) + 1):
+        counts = f"{_count(trainers, 'trainer')} and {_count(probe.servers, 'server')}"
+        print(
+            f"probing {counts}, for {TOTAL_SECONDS:.0f} s at most ...", file=sys.stderr, flush=True
+        )
+        measured.append(probe.measure(trainers, time.monotonic() + TOTAL_SECONDS))
+    return Probed(measured[0], measured[-1])
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _cores() -> int:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pserver.launcher.planning.cost import JobLoad, LaneLoad, Measured, Where
+from pserver.launcher.planning.cost import JobLoad, LaneLoad, Measured, Probed, Where
 from pserver.launcher.planning.plan import between, candidates, candidates_text, on_servers
 
 MB = 10**6
@@ -14,11 +14,12 @@ LOAD = JobLoad(
     trainers=2,
     lanes=(LaneLoad("sync", True, 1, True, (8 * MB,), (8 * MB,)),),
     memory=(40 * MB,),
-    unbounded=False,
-    trainer_memory=16 * MB,
     tables=False,
 )
-ONE = Measured(100, 0.012, 0.002, 0.011, 0.001, 1.0, 0.0, (8e6,), (8e6,), (0.0,), 0, 0, (0.001,))
+ONE = Measured(
+    *(100, 0.012, 0.002, 0.011, 0.001, 1.0, 0.0, (8e6,), (8e6,), (0.0,), (0.0005,)),
+    server_cpu_seconds=(0.001,),
+)
 THREE = replace(
     ONE,
     seconds=0.014,
@@ -26,9 +27,22 @@ THREE = replace(
     sent=(4e6, 2e6, 2e6),
     received=(4e6, 2e6, 2e6),
     looked_up=(0.0,) * 3,
+    update_seconds=(0.0003,) * 3,
     server_cpu_seconds=(0.001,) * 3,
 )
-PROBES = {1: ONE, 3: THREE}
+
+
+def shared(measured: Measured) -> Measured:
+    """The same for two trainers: a longer step, and most of the servers' work twice."""
+    return replace(
+        measured,
+        seconds=measured.seconds + 0.002,
+        exchange_seconds=measured.exchange_seconds + 0.001,
+        server_cpu_seconds=tuple(1.8 * each for each in measured.server_cpu_seconds),
+    )
+
+
+PROBES = {1: Probed(ONE, shared(ONE)), 3: Probed(THREE, shared(THREE))}
 
 
 def test_a_slow_link_favours_modes_that_send_little() -> None:
@@ -56,10 +70,11 @@ def test_between_two_probes_figures_are_interpolated() -> None:
     """Two servers lie in the middle of one and three; four are taken for three."""
     two, four = between(PROBES, 2), between(PROBES, 4)
 
-    assert two.seconds == pytest.approx(0.013)
-    assert two.server_cpu_seconds == pytest.approx((0.001, 0.001))
-    assert four.seconds == 0.014
-    assert four.sent == (2e6,) * 4
+    assert (two.alone.seconds, two.pair.seconds) == (pytest.approx(0.013), pytest.approx(0.015))
+    assert two.alone.server_cpu_seconds == pytest.approx((0.001, 0.001))
+    assert two.alone.update_seconds == pytest.approx((0.00035, 0.00035))
+    assert four.alone.seconds == 0.014
+    assert four.alone.sent == (2e6,) * 4
 
 
 def test_bytes_are_spread_evenly() -> None:

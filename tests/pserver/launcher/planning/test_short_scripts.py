@@ -22,8 +22,8 @@ from pserver.launcher.planning.plan import ProbeFailed, _Run
 def test_a_probe_says_how_its_script_has_ended(tmp_path: Path, status: int, said: str) -> None:
     """One that came to its end is no failure of the script's: it is short."""
     run = _Run(cast(Any, None), tmp_path, time.monotonic() + 60.0)
-    (tmp_path / "trainer").write_text("step 1\nno such file\n")
-    run._processes["trainer"] = cast(Any, SimpleNamespace(poll=lambda: status, pid=1))
+    (tmp_path / "trainer 0").write_text("step 1\nno such file\n")
+    run._processes["trainer 0"] = cast(Any, SimpleNamespace(poll=lambda: status, pid=1))
 
     with pytest.raises(ProbeFailed, match=said):
         run.measured(tmp_path / "measured.json", 2.0)
