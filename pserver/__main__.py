@@ -205,8 +205,14 @@ def run_plan(arguments: argparse.Namespace) -> int:
 
 def _planned(given: Mapping[str, Any]) -> plan.PlanSettings:
     servers, trainers = given["servers"], given["trainers"]
-    if not servers or not trainers or servers < 1 or trainers < 1:
-        raise UsageError("expected both --servers and --trainers, as numbers of 1 or more")
+    for flag, count in (("servers", servers), ("trainers", trainers)):
+        if count is None or count < 1:
+            raise UsageError(
+                "expected both --servers and --trainers, as numbers of 1 or more, got "
+                + (f"no --{flag}" if count is None else f"--{flag} {count}")
+            )
+    if servers > plan.MOST_PLANNED:
+        raise UsageError(f"--servers: expected {plan.MOST_PLANNED} or fewer, got {servers}")
     for flag in ("link", "latency", "hosts", "search", "window", "figures"):
         if given["no_probe"] and given[flag] not in (None, False):
             raise ValueError(f"--{flag}: has no effect with --no-probe")

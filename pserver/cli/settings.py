@@ -171,7 +171,7 @@ EVERY = (
     ExitStatuses(
         "pserver plan",
         "the plan was printed, also without a prediction",
-        "the script failed; with `--search`, a probe",
+        "the script failed, or came to no plan; with `--search`, a probe failed",
         otherwise="the script's own status",
     ),
     ExitStatuses(

@@ -140,11 +140,26 @@ def test_a_script_without_steps_has_a_split_and_no_prediction(tmp_path: Path) ->
     assert "no prediction, the probe has failed: its trainer ended" in done.stderr
 
 
+def test_a_script_that_plans_nothing_is_told_so(tmp_path: Path) -> None:
+    """With what it was given: a flag behind the script is the script's."""
+    script = tmp_path / "train.py"
+    script.write_text("print('hello')\n")
+
+    done = plan(str(script), "--servers", "1", "--trainers", "1", "--lnk", "1Gbit")
+
+    assert (done.returncode, done.stdout) == (1, "hello\n")
+    assert "came to its end without a plan" in done.stderr
+    assert done.stderr.endswith("was given --lnk 1Gbit\n")
+
+
 @pytest.mark.parametrize(
     ("words", "status"),
     [
         (("nothing.py", "--servers", "1", "--trainers", "1"), 1),
         (("x.py", "--servers", "1"), 2),
+        (("x.py", "--servers", "0", "--trainers", "1"), 2),
+        (("x.py", "--servers", "100000", "--trainers", "1"), 2),
+        (("--lnk", "1Gbit", "x.py", "--servers", "1", "--trainers", "1"), 2),
         (("x.py", "--servers", "1", "--trainers", "1", "--no-probe", "--figures", "x.json"), 2),
         (("x.py", "--servers", "1", "--trainers", "1", "--link", "fast"), 2),
         (("x.py", "--servers", "1", "--trainers", "1", "--no-probe", "--hosts", "each"), 2),

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -663,6 +664,7 @@ def busy_seconds() -> float:
 
 
 FAILED = 1
+MOST_PLANNED = 4096  # servers: their endpoints go into one environment variable
 
 
 @dataclass(frozen=True, slots=True)
@@ -716,7 +718,7 @@ def show(
 
     Returns:
         0, also where there is a plan and its probe has failed; the script's exit status where it
-        has no plan; 1 where a search has failed.
+        has no plan; 1 where that is 0, or a search has failed.
 
     Raises:
         ValueError: there is no such script, or a module beside it hides a package of ours; or
@@ -727,6 +729,14 @@ def show(
         raise ValueError(f"--figures: expected a file in a folder, and there is no folder {folder}")
     probe = probe_of(script, arguments, settings, environment)
     load = probe.load(settings.servers)
+    if load == 0:
+        given = f", and was given {shlex.join(arguments)}" if arguments else ""
+        print(
+            "pserver plan: the script came to its end without a plan, which "
+            f"fleet.distributed_optimizer makes, or the start of a transpiled program{given}",
+            file=sys.stderr,
+        )
+        return FAILED
     if isinstance(load, int):
         return load
     return _predict(probe, load, settings) if settings.probes else 0
