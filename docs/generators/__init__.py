@@ -19,6 +19,7 @@ from docs.generators import (
     index_of_names,
     metrics,
     notes,
+    planner,
     ports,
     strategy_fields,
     strategy_keys,
@@ -28,7 +29,7 @@ from docs.generators import (
 DOCS = Path(__file__).parent.parent
 GENERATORS = (
     *(api, benchmarks, command_line, description, environment, errors, index_of_names, metrics),
-    *(notes, ports, strategy_fields, strategy_keys, wire),
+    *(notes, planner, ports, strategy_fields, strategy_keys, wire),
 )
 
 

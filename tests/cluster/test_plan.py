@@ -14,6 +14,8 @@ from tests.support.load import run
 
 pytestmark = pytest.mark.processes
 
+ROOT = Path(__file__).parents[2]
+
 SCRIPT = """
 import sys, torch
 from torch import nn
@@ -150,6 +152,26 @@ def test_a_script_that_plans_nothing_is_told_so(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "hello\n")
     assert "came to its end without a plan" in done.stderr
     assert done.stderr.endswith("was given --lnk 1Gbit\n")
+
+
+@pytest.mark.parametrize(
+    ("model", "mode", "link"),
+    [("dense", "sync", "25Gbit"), ("clicks", "async", "10Gbit")],
+)
+def test_what_the_page_says_of_many_hosts_is_what_the_command_says(
+    model: str, mode: str, link: str
+) -> None:
+    """Its table has the step and the bottleneck of the same command line."""
+    words = ["--servers", "8", "--trainers", "64", "--link", link]
+    figures = ["--figures", str(ROOT / f"docs/scale/{model}_{mode}.json")]
+    page = (ROOT / "docs/planner.md").read_text()
+    row = re.search(rf"^\| {model} \| {mode} \| {link} \| (.*?) \| (.*?) \|", page, re.M)
+
+    done = plan(*words, *figures, str(ROOT / "tests/benchmarks/planner_scale.py"), model, mode)
+
+    assert row is not None
+    assert f"predicted step {row[1]}, " in done.stdout, done.stderr
+    assert f"bottleneck: {row[2]}\n" in done.stdout
 
 
 @pytest.mark.parametrize(
