@@ -1,4 +1,4 @@
-"""What a probe says of a script that ends too soon."""
+"""What a probe says of a script that ends too soon, or of a window in which nothing was sent."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from pserver.launcher.planning.cost import Measured
 from pserver.launcher.planning.plan import ProbeFailed, _Run
 
 
@@ -27,3 +28,18 @@ def test_a_probe_says_how_its_script_has_ended(tmp_path: Path, status: int, said
 
     with pytest.raises(ProbeFailed, match=said):
         run.measured(tmp_path / "measured.json", 2.0)
+
+
+def test_a_window_without_a_message_is_no_figure(tmp_path: Path) -> None:
+    """Of a k-step mode whose steps are long: an exchange would be left out."""
+    run = _Run(cast(Any, None), tmp_path, time.monotonic() + 60.0)
+    run._processes["trainer 0"] = cast(Any, SimpleNamespace(poll=lambda: None, pid=1))
+    path = tmp_path / "measured.json"
+    Measured(
+        *(30, 0.2, 0.001, 0.2, 0.001, 0.0, 0.0, (0.0,), (0.0,), (0.0,), (0.0,)),
+        begun=1.0,
+        ended=7.0,
+    ).write(str(path))
+
+    with pytest.raises(ProbeFailed, match="no message was sent in 30 steps; a longer --window"):
+        run.measured(path, 6.0)
