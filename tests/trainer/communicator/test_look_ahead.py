@@ -332,6 +332,55 @@ def test_an_async_trainer_reads_rows_as_they_were(alone: Callable[..., Trainer])
     assert [trainer.model.row(4), trainer.model.row(4)] == [0.0, 1.0]
 
 
+# ---- what a forward waits for ----
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("trainers", [1, 3])
+def test_a_forward_waits_for_rows_of_the_step_before_alone(
+    servers: Servers, trainers: int, depth: int
+) -> None:
+    """As many as the ids of both allow, whoever has taken that step."""
+    steps, draw = 10, torch.Generator().manual_seed(trainers)
+    ids = [
+        [torch.randint(0, 60, (20,), generator=draw) for _ in range(steps)] for _ in range(trainers)
+    ]
+    joined = at_once(
+        *(
+            lambda n=n: Trainer(
+                servers(2),
+                n,
+                trainers,
+                Net(init=Uniform(-1.0, 1.0)),
+                lambda model: torch.optim.Adagrad(model.parameters(), lr=0.1),
+                look_ahead=depth,
+                **SYNC,
+            )
+            for n in range(trainers)
+        )
+    )
+
+    def train(trainer: Trainer, own: list[torch.Tensor]) -> None:
+        announced = 1
+        for step in range(steps):
+            while announced < min(steps, step + depth + 1):
+                ahead_of(trainer).announce([(trainer.model.emb, own[announced])])
+                announced += 1
+            trainer.optimizer.zero_grad()
+            trainer.model.emb(own[step]).square().sum().backward()
+            trainer.optimizer.step()
+
+    at_once(*(lambda n=n: train(joined[n], ids[n]) for n in range(trainers)))
+    awaited = [trainer.job.metrics()["rows_awaited"] for trainer in joined]
+    at_once(*(each.optimizer.close for each in joined))
+    for own, count in zip(ids, awaited, strict=True):
+        allowed = 0
+        for step in range(1, steps):
+            changed = torch.cat([each[step - 1] for each in ids])
+            allowed += len(own[step][torch.isin(own[step], changed)].unique())
+        assert 0 < count <= allowed
+
+
 # ---- fleet ----
 
 
