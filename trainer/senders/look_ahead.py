@@ -231,7 +231,7 @@ class LookAhead:
             source: whose batches; None: all.
         """
         kept = [each for each in self._announced if source not in (None, each.source)]
-        self._announced = deque(kept)
+        self._announced, self._batch = deque(kept), []
 
     def changed(self) -> None:
         """Notes that rows change: a step is taken, or tables shrink."""
