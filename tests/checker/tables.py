@@ -153,8 +153,6 @@ class TableReader:
     def send(self, step: int) -> None:
         """Sends the gradients of its step of that number, for rows that were read before it."""
         scenario = self._invariants.scenario
-        if self._communicator.look_ahead is not None:
-            self._communicator.look_ahead.changed()
         ids = scenario.trained(self._invariants.name, self._trainer, step)
         if ids is None:
             return

@@ -610,8 +610,6 @@ class DistributedEmbedding(nn.Module):
         self.steps += 1
         if self.joined is not None:
             self.joined.drop()
-        if self.look_ahead is not None:
-            self.look_ahead.changed()
         return self.proxy.waiting()
 
     def discard(self) -> None:

@@ -147,9 +147,6 @@ class LookupsAhead(Protocol):
             given: int64 of any shape, the ids that its forward got.
         """
 
-    def changed(self) -> None:
-        """Notes that rows change: a step is taken, or tables shrink."""
-
     def withdraw(self) -> None:
         """Forgets what was announced, as rows were replaced."""
 

@@ -234,16 +234,17 @@ class LookAhead:
         self._announced, self._batch = deque(kept), []
 
     def changed(self) -> None:
-        """Notes that rows change: a step is taken, or tables shrink."""
+        """Notes that rows change otherwise than by steps: tables shrink."""
         self._changes += 1
 
     def closed(self, steps: Mapping[int, int]) -> None:
-        """Asks for what a step changes of the rows of the steps behind it.  The answer comes with
-        that of the step.  See [Note: the tail].
+        """Notes that a step has left, and asks for what it changes of the rows of the steps behind
+        it.  The answer comes with that of the step.  See [Note: the tail].
 
         Args:
             steps: by lane, the step that has left.
         """
+        self._changes += 1
         lanes = {lane: steps[lane] for lane in self._together if lane in steps}
         if len(lanes) < len(self._together) or not lanes:
             return
