@@ -83,7 +83,8 @@ class _Open:
 
     Args:
         given: the logger, or a function that opens it.
-        everywhere: whether each trainer has one, and not only the leader.
+        everywhere: whether each trainer has one, and not only the leader; it is no script's, and
+            ends here.
         opened, failed: called when it has been opened, and when it has failed.
     """
 
@@ -113,7 +114,7 @@ class _Open:
 
     @onlooker("a logger")
     def close(self) -> None:
-        """Ends a logger that was opened here; one that the script has opened stays open."""
+        """Ends a logger of ours; one that the script has opened stays open."""
         self._end()
 
     def _fail(self) -> None:
@@ -123,7 +124,7 @@ class _Open:
     def _end(self) -> None:
         logger, self._logger = self._logger, None
         end = next((name for name in ENDS if hasattr(logger, name)), None)
-        if self._opens and end is not None:
+        if (self._opens or self.everywhere) and end is not None:
             with _contained():
                 getattr(logger, end)()
 
