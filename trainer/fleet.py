@@ -536,8 +536,9 @@ def prefetch(ids: Any) -> None:
 
     Example::
 
-        fleet.prefetch(following_ids)                    # a model with one table
-        fleet.prefetch({"users": users, "items": items})
+        fleet.init()
+        fleet.prefetch(torch.tensor([3, 7]))                # a model with one table
+        fleet.prefetch({"users": torch.tensor([3]), "items": torch.tensor([5, 8])})
 
     Args:
         ids: as the forward of the table will get them; or, by the table's name or its module, those

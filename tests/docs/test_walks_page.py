@@ -67,13 +67,12 @@ class Calls:
 
     Attributes:
         seen: each of them.
-        up: those of the trainer's half that a file below theirs calls.
     """
 
     def __init__(self) -> None:
         self.on = threading.Event()
         self.seen: set[str] = set()
-        self.up: set[str] = set()
+        self._pairs: set[tuple[str, str, str]] = set()  # a call, its file, and the caller's
 
     def note(self, frame: FrameType, event: str, argument: Any) -> None:
         """Notes a call, as ``sys.setprofile`` reports it."""
@@ -81,10 +80,19 @@ class Calls:
         if event == "call" and self.on.is_set() and file:
             name = f"{file}: {frame.f_code.co_qualname}"
             self.seen.add(name)
-            caller = file_of(frame.f_back)
-            if file != caller and file.startswith(HALF) and caller.startswith(HALF):
-                if module(file) not in below(module(caller)):
-                    self.up.add(name)
+            self._pairs.add((name, file, file_of(frame.f_back)))
+
+    @property
+    def up(self) -> set[str]:
+        """Those of the trainer's half that a file below theirs calls."""
+        return {
+            name
+            for name, file, caller in self._pairs
+            if file != caller
+            and file.startswith(HALF)
+            and caller.startswith(HALF)
+            and module(file) not in below(module(caller))
+        }
 
 
 def file_of(frame: FrameType | None) -> str:
