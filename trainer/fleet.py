@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
@@ -511,6 +511,9 @@ def shard(loader: Iterable[Any], seed: int | None = None, progress: bool = False
     else:
         place, parts = job.place_in_data()
         ahead = ReadAhead(job.look_ahead)
+        # one that is its own iterator goes on behind a pass that the script has left
+        if isinstance(loader, Iterator):
+            ahead = ReadAhead(lambda: None)
         mine = _shard(loader, parts, place, seed, job.passes, known, lambda: _leases(job), ahead)
         if mine is loader and job.role.role is Role.TRAINER:
             mine = BatchesAhead(loader, ahead)

@@ -489,6 +489,32 @@ def test_a_loader_that_reuses_its_memory_is_not_read_ahead(servers: Servers) -> 
     assert losses == expected and "rows_ahead" not in metrics
 
 
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("made", [iter, lambda batches: (each for each in batches)])
+def test_an_iterator_goes_on_where_a_loop_was_left(
+    servers: Servers, made: Callable[[Any], Iterator[Any]], depth: int
+) -> None:
+    """Nothing that was read ahead is lost, and a generator is not closed."""
+    batches = [(part,) for part in numbers().split(4)]
+    strategy = fleet.DistributedStrategy()
+    strategy.a_sync_configs = {"look_ahead": depth, **SYNC}
+    role = fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=servers(2).split(","))
+    fleet.init(role, strategy=strategy)
+    try:
+        model = fleet.distributed_model(Summed())
+        optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.125))
+        data, seen = fleet.shard(made(batches)), []
+        for _ in range(4):
+            for (x,) in itertools.islice(data, 5):
+                optimizer.zero_grad()
+                model(x).backward()
+                optimizer.step()
+                seen.append(x)
+        assert torch.equal(torch.cat(seen), torch.cat([x for (x,) in batches]))
+    finally:
+        fleet.finish()
+
+
 def test_prefetch_announces_the_ids_of_a_loop_of_its_own(servers: Servers) -> None:
     """By the table's name, or by its module."""
     strategy = fleet.DistributedStrategy()
