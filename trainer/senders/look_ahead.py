@@ -20,6 +20,10 @@ the step: the server answers it when the step is applied.  So the rows arrive wi
 answer, and the next forward waits for no further request.  Where a server cannot tell, the forward
 asks.
 
+[Note: whose turn]  The script's thread trains, but others may read batches or evaluate, and a pass
+that is dropped ends in any.  So the calls take turns.  Rows that one thread has taken of a step may
+be of another moment than those that it sees: the rest of them is for that thread alone.
+
 [Note: one request at a time]  A table's stream answers one request after the other.  A lookup ahead
 that is sent before the present step's refresh would be answered before it.  So where rows are
 refreshed it waits for that, and in a step without one for the next batch.
@@ -82,17 +86,24 @@ class _Announced:
     Attributes:
         ids: of those that were not claimed yet: a table, and int64 [n].
         arrival: the rows, once they were asked for.
-        claimed: a forward has some of the rows.
+        thread: of the forward that has some of the rows; None: none has.
         source: of the batch.
     """
 
     ids: dict[int, tuple[AheadTable, Tensor]]
     source: object = None
     arrival: Future[_Arrival] | None = None
-    claimed: bool = False
+    thread: int | None = None
+
+    @property
+    def claimed(self) -> bool:
+        """Whether a forward has some of the rows."""
+        return self.thread is not None
 
     def find(self, table: AheadTable, given: Tensor) -> int | None:
-        """The number of a lookup of a table with these ids, int64 [n]."""
+        """The number of a lookup of a table with these ids, int64 [n], for the calling thread."""
+        if self.thread not in (None, threading.get_ident()):
+            return None
         for number, (its, ids) in self.ids.items():
             if its is table and is_same(ids, given):
                 return number
@@ -160,7 +171,7 @@ class _Worker:
 
 
 class LookAhead:
-    """The announced lookups of one trainer.  The script's thread calls it.
+    """The announced lookups of one trainer.  Any thread may call it.  See [Note: whose turn].
 
     Args:
         lookups: of the job's tables.
@@ -187,6 +198,7 @@ class LookAhead:
         self._parts: dict[Call, _Parts] = {}
         self._worker = _Worker()
         self._closed = False
+        self._turn = threading.RLock()  # guards the above; the worker does not take it
 
     # ---- announcements ----
 
@@ -198,7 +210,9 @@ class LookAhead:
             source: of the batch.
         """
         tensors = tensors_of(batch)
-        found = {call: p.fitting[0].of(tensors) for call, p in self._parts.items() if p.fitting}
+        with self._turn:
+            parts = {call: parts.fitting[0] for call, parts in self._parts.items() if parts.fitting}
+        found = {call: part.of(tensors) for call, part in parts.items()}
         self.announce(((call[0], ids) for call, ids in found.items() if ids is not None), source)
 
     def announce(self, lookups: Iterable[tuple[AheadTable, Tensor]], source: object = None) -> None:
@@ -211,18 +225,20 @@ class LookAhead:
         ids = [(t, ids.reshape(-1).clone()) for t, ids in lookups if str(t.known_as) in self._ahead]
         if not ids or self._closed:
             return
-        waits = self._refreshed and not all(each.claimed for each in self._announced)
-        self._announced.append(_Announced(dict(enumerate(ids)), source))
-        while len(self._announced) > self.depth + 1:  # the step of the first had other ids
-            self._announced.popleft()
-        if not waits:
-            self._ask_for_all()
+        with self._turn:
+            waits = self._refreshed and not all(each.claimed for each in self._announced)
+            self._announced.append(_Announced(dict(enumerate(ids)), source))
+            while len(self._announced) > self.depth + 1:  # the step of the first had other ids
+                self._announced.popleft()
+            if not waits:
+                self._ask_for_all()
 
     def give(self, batch: Any) -> None:
         """Notes that the script gets a batch."""
-        self._batch = tensors_of(batch)
-        self._counts.clear()
-        self._ask_for_all()
+        with self._turn:
+            self._batch = tensors_of(batch)
+            self._counts.clear()
+            self._ask_for_all()
 
     def withdraw(self, source: object = None) -> None:
         """Forgets what was announced: no step will have it, or rows were replaced.
@@ -230,12 +246,14 @@ class LookAhead:
         Args:
             source: whose batches; None: all.
         """
-        kept = [each for each in self._announced if source not in (None, each.source)]
-        self._announced, self._batch = deque(kept), []
+        with self._turn:
+            kept = [each for each in self._announced if source not in (None, each.source)]
+            self._announced, self._batch = deque(kept), []
 
     def changed(self) -> None:
         """Notes that rows change otherwise than by steps: tables shrink."""
-        self._changes += 1
+        with self._turn:
+            self._changes += 1
 
     def closed(self, steps: Mapping[int, int]) -> None:
         """Notes that a step has left, and asks for what it changes of the rows of the steps behind
@@ -249,10 +267,11 @@ class LookAhead:
         if len(lanes) < len(self._together) or not lanes:
             return
         first = True
-        for each in self._announced:
-            if each.arrival is not None and not each.claimed:
-                make = partial(self._refresh_after, each.arrival, lanes, self._changes, first)
-                each.arrival, first = self._worker.submit(make), False
+        with self._turn:
+            for each in self._announced:
+                if each.arrival is not None and not each.claimed:
+                    make = partial(self._refresh_after, each.arrival, lanes, self._changes, first)
+                    each.arrival, first = self._worker.submit(make), False
 
     def close(self) -> None:
         """Ends the thread; nothing is looked up ahead any more."""
@@ -277,32 +296,40 @@ class LookAhead:
         if str(table.known_as) not in self._ahead:
             return None
         ids = given.reshape(-1).cpu()
-        call = table, self._counts.get(table, 0)
-        self._counts[table] = call[1] + 1
-        for place, announced in enumerate(self._announced):
-            number = announced.find(table, ids)
-            if number is not None:
-                for _ in range(place):  # their steps had other ids
-                    self._announced.popleft()
-                return self._claimed(announced, number)
-        if self._batch and len(ids):
-            self._parts.setdefault(call, _Parts()).learn(self._batch, ids)
+        with self._turn:
+            call = table, self._counts.get(table, 0)
+            self._counts[table] = call[1] + 1
+            for place, announced in enumerate(self._announced):
+                number = announced.find(table, ids)
+                if number is not None:
+                    for _ in range(place):  # their steps had other ids
+                        self._announced.popleft()
+                    return self._claimed(announced, number)
+            if self._batch and len(ids):
+                self._parts.setdefault(call, _Parts()).learn(self._batch, ids)
         return None
 
     def _claimed(self, announced: _Announced, number: int) -> JoinedLookup | None:
         arrival = self._arrival(announced)
         if arrival is None:
-            self._announced.remove(announced)
+            self._drop(announced)
             return None  # a lookup of its own says what is wrong
-        self._bring_up(announced, arrival)
+        try:
+            self._bring_up(announced, arrival)
+        except BaseException:  # of Ctrl-C, too: servers may have sent rows that were not taken in
+            self._drop(announced)
+            raise
         del announced.ids[number]
         if not announced.ids:
-            self._announced.remove(announced)
+            self._drop(announced)
         self._ask_for_all()
         lookup = arrival.lookups.get(number)
         if lookup is not None:
             lookup.arrived = Arrived(lookup.ids, arrival.ids.rows_of(number, arrival.kept.rows))
         return lookup
+
+    def _drop(self, announced: _Announced) -> None:
+        self._announced = deque(each for each in self._announced if each is not announced)
 
     def _arrival(self, announced: _Announced) -> _Arrival | None:
         """The rows of a step, which are waited for; None: there are none."""
@@ -321,7 +348,7 @@ class LookAhead:
             if announced.claimed:  # a forward has the rows of before
                 kept.rows = {name: rows.clone() for name, rows in kept.rows.items()}
             self._lookups.refresh(kept, names, awaited=True)
-        arrival.changes, announced.claimed = self._changes, True
+        arrival.changes, announced.thread = self._changes, threading.get_ident()
 
     # ---- the thread ----
 

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
@@ -126,11 +127,31 @@ class Lookups:
         self.rows_ahead = self.rows_refreshed = self.rows_awaited = 0
         self._kept = 0  # lookups ahead
         self._clients: list[Client] = []
-        self._turn = threading.Lock()  # one request at a time
+        self._one = threading.Lock()  # one request at a time
+        self._replies: list[Future[Reply]] = []  # to it
 
     def start(self, clients: list[Client]) -> None:
         """Sets the connections, by server."""
         self._clients = clients
+
+    # ---- requests ----
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """The time of one request.  A stream has one at a time, so where Ctrl-C has interrupted the
+        wait for the one before its answers come first: they would be taken for this one's.
+        """
+        with self._one:
+            if self._replies:
+                wait(self._replies)
+                self._replies.clear()
+            yield
+
+    def _await(self) -> None:
+        """Waits for all replies of the turn's request."""
+        if self._replies:
+            first_of(self._replies)
+            self._replies.clear()
 
     def pull(self, name: str, ids: torch.Tensor) -> torch.Tensor:
         """The rows of unique ids, int64 [u] on the CPU -> [u, dim].
@@ -143,7 +164,7 @@ class Lookups:
     def pull_all(self, asked: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The rows of unique ids of several tables, in one request to each server."""
         began = now() if SPANS.on else 0.0
-        with self._turn:
+        with self._turn():
             rows = self._look_up(asked, self._divided(asked))
         self.lookups += 1
         count = sum(map(len, asked.values()))
@@ -177,7 +198,7 @@ class Lookups:
             number: under which the servers keep the lookup; 0: they do not.
         """
         rows = {name: self._blank(name, len(ids)) for name, ids in asked.items()}
-        replies, answers = list[Future[Reply]](), dict[int, Arrays]()
+        answers = dict[int, Arrays]()
         for server in range(len(self._clients)):
             own = {name: _own(ids, divided, name, server) for name, ids in asked.items()}
             own = {name: ids for name, ids in own.items() if len(ids)}
@@ -186,8 +207,9 @@ class Lookups:
                     name: self._blank(name, len(ids)) if divided else rows[name]
                     for name, ids in own.items()
                 }
-                replies.append(self._channel(server, own).lookup(own, _into(into), number))
-        _wait(replies)
+                asking = self._channel(server, own).lookup(own, _into(into), number)
+                self._replies.append(asking)
+        self._await()
         for name, places in divided.items():
             for server, arrived in answers.items():
                 if name in arrived:
@@ -207,7 +229,7 @@ class Lookups:
         """
         began = now() if SPANS.on else 0.0
         divided = self._divided(asked)
-        with self._turn:
+        with self._turn():
             self._kept += 1
             kept = KeptLookup(self._kept, dict(asked), divided, {})
             kept.rows = self._look_up(asked, divided, kept.number)
@@ -239,7 +261,7 @@ class Lookups:
         """
         began = now() if SPANS.on else 0.0
         changed = 0
-        with self._turn:
+        with self._turn():
             replies, arrived = dict[int, Future[Reply]](), dict[int, Arrays]()
             for server in range(len(self._clients)):
                 own = [name for name in names if len(kept.ids_of(name, server))]
@@ -247,7 +269,8 @@ class Lookups:
                     into = arrived[server] = Arrays()
                     channel = self._channel(server, own)
                     replies[server] = channel.refresh(kept.number, own, _into(into), after)
-            _wait(list(replies.values()))
+                    self._replies.append(replies[server])
+            self._await()
             known = {n: not reply.result().unknown_lookup for n, reply in replies.items()}
             for server in known:
                 if known[server]:
@@ -265,7 +288,8 @@ class Lookups:
         own = {name: kept.ids_of(name, server) for name in names}
         own = {name: ids for name, ids in own.items() if len(ids)}
         rows = {name: self._blank(name, len(ids)) for name, ids in own.items()}
-        _wait([self._channel(server, own).lookup(own, _into(rows), kept.number)])
+        self._replies.append(self._channel(server, own).lookup(own, _into(rows), kept.number))
+        self._await()
         every = {name + PLACES: torch.arange(len(ids)) for name, ids in own.items()}
         return kept.take(server, own, every | {name + ROWS: each for name, each in rows.items()})
 
@@ -303,12 +327,14 @@ class Lookups:
         for server, client in enumerate(self._clients):
             cursor, returned = 0, client.returned
             while cursor >= 0:
-                with self._turn:
+                with self._turn():
                     arrived = Arrays()
                     reply = self._channel(server, [name]).scan(
                         name, cursor, CHUNK_ROWS, _into(arrived), changed, materialized
                     )
-                    done = first_of([reply])
+                    self._replies.append(reply)
+                    self._await()
+                done = reply.result()
                 if client.returned != returned:  # with rows of another moment
                     raise OSError(f"{client} has restarted while table {name!r} was read")
                 chunk = {
@@ -320,9 +346,10 @@ class Lookups:
 
     def mark_saved(self, name: str) -> None:
         """Tells the servers that all changes of a table until now have been saved."""
-        with self._turn:
+        with self._turn():
             for server in range(len(self._clients)):
-                _wait([self._channel(server, [name]).mark_saved(name)])
+                self._replies.append(self._channel(server, [name]).mark_saved(name))
+                self._await()
 
     def load_initial(self, server: int, name: str, ids: torch.Tensor, values: torch.Tensor) -> None:
         """Loads rows without optimizer state into one server: those that it holds.
@@ -336,33 +363,31 @@ class Lookups:
             own = part.divide(len(self._clients))[server]
             rows = own.rows.to(DTYPES[self.tables[name].computes_in]).contiguous()
             arrays = [(f"{name}@ids", own.ids), (f"{name}@values", rows)]
-            with self._turn:
-                _wait([self._channel(server, [name]).load(arrays)])
+            with self._turn():
+                self._replies.append(self._channel(server, [name]).load(arrays))
+                self._await()
 
     def reset(self, name: str, metadata: Mapping[str, Any]) -> None:
         """Empties a table on every server, and sets its metadata."""
-        with self._turn:
-            _wait(
-                [
-                    self._channel(server, [name]).load([], {name: counts.part(metadata, server)})
-                    for server in range(len(self._clients))
-                ]
-            )
+        with self._turn():
+            for server in range(len(self._clients)):
+                part = {name: counts.part(metadata, server)}
+                self._replies.append(self._channel(server, [name]).load([], part))
+            self._await()
 
     def load(self, name: str, chunk: Chunk) -> None:
         """Loads the rows of a chunk, with their states, into the servers that hold them."""
         arrays = {
             key: torch.from_numpy(np.ascontiguousarray(array)) for key, array in chunk.items()
         }
-        with self._turn:
-            replies = []
+        with self._turn():
             for server, own in enumerate(_chosen(chunk["ids"], len(self._clients))):
                 parts = [
                     (f"{name}@{key}", array[own] if _by_row(key) else array)
                     for key, array in arrays.items()
                 ]
-                replies.append(self._channel(server, [name]).load(parts))
-            _wait(replies)
+                self._replies.append(self._channel(server, [name]).load(parts))
+            self._await()
 
     def metrics(self) -> dict[str, float]:
         """Requests for rows, and rows, since the start."""
@@ -372,11 +397,6 @@ class Lookups:
             counts["rows_refreshed"] = float(self.rows_refreshed)
             counts["rows_awaited"] = float(self.rows_awaited)
         return counts
-
-
-def _wait(replies: Sequence[Future[Reply]]) -> None:
-    if replies:
-        first_of(replies)
 
 
 def _by_row(key: str) -> bool:

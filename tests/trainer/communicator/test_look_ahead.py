@@ -7,7 +7,9 @@ Real servers in this process.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 import torch
 from torch import nn
 
+from pserver.client.replies import Reply
 from tests.support import jobs
 from tests.support.jobs import Eager, Mode, Script, Values
 from tests.support.matrix import crossed
@@ -23,6 +26,7 @@ from tests.support.table_trainers import Net, Servers, Trainer
 from tests.support.threads import at_once
 from trainer import CountFilterEntry, DistributedEmbedding, Uniform, fleet
 from trainer.samplers.read_ahead import ReadAhead
+from trainer.senders import served_rows
 from trainer.senders.look_ahead import LookAhead
 from trainer.senders.served_rows import Lookups
 
@@ -379,6 +383,112 @@ def test_a_forward_waits_for_rows_of_the_step_before_alone(
             changed = torch.cat([each[step - 1] for each in ids])
             allowed += len(own[step][torch.isin(own[step], changed)].unique())
         assert 0 < count <= allowed
+
+
+# ---- Ctrl-C, and threads ----
+
+
+class Interrupted:
+    """The wait for the answers of the script's thread to its next request ends with Ctrl-C."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        right, script = served_rows.first_of, threading.current_thread()
+        self.waits = 0
+
+        def first_of(replies: Sequence[Future[Reply]]) -> Reply:
+            if threading.current_thread() is script:
+                self.waits += 1
+                if self.waits == 1:
+                    raise KeyboardInterrupt
+            return right(replies)
+
+        monkeypatch.setattr(served_rows, "first_of", first_of)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_lookup_that_ctrl_c_ends_has_no_part_in_the_next_one(
+    alone: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    """As a notebook goes on: the answers of the first come before the next one asks."""
+    emb = alone(Net(init=Uniform(-1.0, 1.0)), look_ahead=depth, **SYNC).model.emb
+    with torch.no_grad():
+        expected = emb(torch.arange(1000, 3000))
+        interrupted = Interrupted(monkeypatch)
+        with pytest.raises(KeyboardInterrupt):
+            emb(torch.arange(500))
+        assert torch.equal(emb(torch.arange(1000, 3000)), expected)
+    assert interrupted.waits == 2
+
+
+def test_a_refresh_that_ctrl_c_ends_is_not_taken_for_known(
+    alone: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The servers have sent what has changed, and it was not taken in: it is looked up again."""
+    trainer = alone(Net())
+    emb, ids = trainer.model.emb, torch.arange(20)
+    ahead_of(trainer).announce([(emb, ids)])
+    arrived(ahead_of(trainer))
+    monkeypatch.setattr(LookAhead, "closed", lambda *_: None)  # the forward asks
+    trainer.add(list(range(10)), 1.0)
+    interrupted = Interrupted(monkeypatch)
+    with torch.no_grad():
+        with pytest.raises(KeyboardInterrupt):
+            emb(ids)
+        assert emb(ids)[:, 0].tolist() == [1.0] * 10 + [0.0] * 10
+    assert interrupted.waits == 2
+
+
+def test_threads_that_evaluate_beside_the_steps(alone: Callable[..., Trainer]) -> None:
+    """They may take announced rows; steps and batches are those of the script."""
+    trainer = alone(Net(init=Uniform(-1.0, 1.0)), look_ahead=2, **SYNC)
+    emb, look_ahead, over = trainer.model.emb, ahead_of(trainer), threading.Event()
+
+    def evaluate() -> int:
+        count = 0
+        while not over.is_set():
+            with torch.no_grad():
+                emb(torch.tensor([count % 5]))
+            count += 1
+        return count
+
+    def train() -> None:
+        try:
+            for step in range(200):
+                for later in range(step, step + 3):
+                    look_ahead.announce([(emb, torch.tensor([later % 5]))])
+                trainer.add([step % 5], 1.0)
+        finally:
+            over.set()
+
+    *counts, _ = at_once(evaluate, evaluate, train)
+    assert all(counts)
+
+
+def test_the_rest_of_a_step_is_for_the_thread_that_has_the_first(
+    alone: Callable[..., Trainer],
+) -> None:
+    """Another one's rows may be of another moment; it asks for its own."""
+    trainer = alone(Net(init=Uniform(-1.0, 1.0)))
+    emb = trainer.model.emb
+    ahead_of(trainer).announce([(emb, torch.tensor([1])), (emb, torch.tensor([2]))])
+    with torch.no_grad():
+        at_once(lambda: emb(torch.tensor([1])))
+        assert trainer.job.metrics()["rows_looked_up"] == 0
+        emb(torch.tensor([2]))
+    assert trainer.job.metrics()["rows_looked_up"] == 1
+
+
+def test_the_thread_ends_with_the_job(alone: Callable[..., Trainer]) -> None:
+    """Also where lookups are asked for that nobody will read."""
+    trainer = alone(Net(), look_ahead=4, **SYNC)
+    for number in range(20):
+        ahead_of(trainer).announce([(trainer.model.emb, torch.arange(number, number + 5000))])
+        ahead_of(trainer).give(())
+    thread = ahead_of(trainer)._worker._thread
+    trainer.optimizer.close()
+    assert thread is not None
+    thread.join(30)
+    assert not thread.is_alive()
 
 
 # ---- fleet ----
