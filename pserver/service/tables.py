@@ -130,10 +130,9 @@ class TableService:
         if header.kind in (Kind.LOOKUP, Kind.VALUE):
             self._arrays.take_in(header, payload)
         elif header.kind == Kind.PULL:
-            self._look_up([part.name for part in header.parts], header.lookup)
+            self._look_up(_each_once(header), header.lookup)
         elif header.kind == Kind.REFRESH:
-            names = [part.name for part in header.parts]
-            self._refresh(names, header.lookup, dict(header.after))
+            self._refresh(_each_once(header), header.lookup, dict(header.after))
         elif header.kind == Kind.SCAN:
             self._scan(header.scan)
         elif header.kind == Kind.COMMIT and header.step == 0:
@@ -274,6 +273,20 @@ class TableService:
             self._stream.send(header, payload)
             self._job.sent[self._member.transport] += bytes_of(payload)
         self._stream.send(Frame(kind=Kind.DONE, done=done))
+
+
+def _each_once(header: Frame) -> list[str]:
+    """The tables that a frame names.
+
+    Raises:
+        Refused: one is there twice: its rows would be, too.
+    """
+    names = dict[str, None]()
+    for part in header.parts:
+        if part.name in names:
+            raise Refused(f"{part.name!r}: expected each table once in {kind_of(header)}")
+        names[part.name] = None
+    return list(names)
 
 
 def _bits(rows: torch.Tensor) -> np.ndarray:

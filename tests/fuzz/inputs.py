@@ -167,6 +167,10 @@ class Inputs:
             del frame.parts[:]
             for _ in range(random.choice((0, 1, 1, 2))):
                 self._part(frame)
+        if kind in (Kind.PULL, Kind.REFRESH):
+            frame.lookup = random.choice((0, 1, 1, 2, random.choice(NUMBERS)))
+            if random.random() < 0.3:
+                frame.after[random.randrange(3)] = random.choice((0, 1, random.choice(NUMBERS)))
         payload = bytes(min(sum(part.size for part in frame.parts), 2**12))
         header = frame.SerializeToString()
         if random.random() < 0.2:
