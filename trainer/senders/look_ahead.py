@@ -262,12 +262,12 @@ class LookAhead:
         Args:
             steps: by lane, the step that has left.
         """
-        self._changes += 1
         lanes = {lane: steps[lane] for lane in self._together if lane in steps}
-        if len(lanes) < len(self._together) or not lanes:
-            return
-        first = True
         with self._turn:
+            self._changes += 1
+            if len(lanes) < len(self._together) or not lanes:
+                return
+            first = True
             for each in self._announced:
                 if each.arrival is not None and not each.claimed:
                     make = partial(self._refresh_after, each.arrival, lanes, self._changes, first)
