@@ -29,7 +29,7 @@ def launched(processes: Processes, depth: int, dies: str, *flags: str) -> Starte
 def digest(text: str) -> str:
     """That of both trainers."""
     (found,) = set(re.findall(r"digest (\w+)", text))
-    return found
+    return str(found)
 
 
 @pytest.mark.parametrize("dies", ["trainer", "server"])
