@@ -40,6 +40,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pserver.errors import PServerError
@@ -298,14 +299,15 @@ class LookAhead:
         ids = given.reshape(-1).cpu()
         with self._turn:
             call = table, self._counts.get(table, 0)
-            self._counts[table] = call[1] + 1
+            learns = torch.is_grad_enabled()  # an evaluation has other batches than the one given
+            self._counts[table] = call[1] + learns
             for place, announced in enumerate(self._announced):
                 number = announced.find(table, ids)
                 if number is not None:
                     for _ in range(place):  # their steps had other ids
                         self._announced.popleft()
                     return self._claimed(announced, number)
-            if self._batch and len(ids):
+            if learns and self._batch and len(ids):
                 self._parts.setdefault(call, _Parts()).learn(self._batch, ids)
         return None
 

@@ -205,6 +205,28 @@ def test_an_evaluation_between_steps(servers: Servers) -> None:
     assert found.metrics["rows_ahead"] > found.metrics["rows_looked_up"]
 
 
+def test_evaluations_leave_the_lookups_of_a_batch_as_they_are(servers: Servers) -> None:
+    """Of any number of lookups without gradients, and before the forward of the batch too: one
+    lookup ahead for each batch behind the first ones, and none twice.
+    """
+    known = set[int]()
+
+    def between(step: int, trainer: Eager) -> None:
+        if step < 20:
+            with torch.no_grad():
+                for x, *_ in jobs.batches("clicks", step % 7, seed=step):
+                    trainer.model(x)
+        elif (ahead := trainer.job.look_ahead()) is not None:
+            known.add(len(ahead._parts))
+
+    expected = play(servers(1), 0, 1)
+    plain = play(servers(1), 2, 1)
+    found = play(servers(1), 2, 1, between=between)
+    jobs.assert_equal(found.values, expected.values)
+    assert found.metrics["rows_ahead"] == plain.metrics["rows_ahead"] > 0
+    assert known == {3}  # one of each table
+
+
 @pytest.mark.parametrize(
     "options",
     [{"capacity": 12}, {"capacity": 12, "eviction": "lfu"}, {"entry": CountFilterEntry(2)}],
