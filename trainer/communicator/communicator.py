@@ -584,11 +584,13 @@ class Communicator:
         return ", ".join(sorted({client.transport for client in self.clients}))
 
     def metrics(self) -> dict[str, float]:
-        """Counters since the start: those of :func:`counters`, and with tables "lookups" and
-        "rows_looked_up".
+        """Counters since the start: those of :func:`counters`; with tables "lookups" and
+        "rows_looked_up"; and with ``look_ahead`` "rows_ahead", "rows_refreshed" and "rows_awaited".
         """
         total = counters(self.step, self.clients, self.lanes)
-        return total if self.lookups is None else total | self.lookups.metrics()
+        if self.lookups is None:
+            return total
+        return total | self.lookups.metrics(ahead=self.look_ahead is not None)
 
     def variable_bytes(self) -> dict[str, dict[str, int]]:
         """Payload "bytes_in" and "bytes_out" of each variable since the start, as they travelled:

@@ -26,6 +26,11 @@ from torch.utils._pytree import tree_leaves
 
 log = logging.getLogger(__name__)
 
+STAYS = (
+    "look_ahead: this loader's batches are not read ahead, as %s: make them by num_workers of a "
+    "DataLoader, or announce ids by fleet.prefetch"
+)
+
 
 class AnnouncedBatches(Protocol):
     """The lookups of coming batches: see trainer/senders/look_ahead.py.
@@ -117,6 +122,8 @@ class ReadAhead:
                 "look_ahead: reading a batch ahead has changed the script's random numbers, which "
                 "no batch before it did: batches are not read ahead any more"
             )
+        elif drawn:
+            log.warning(STAYS, "reading one draws the script's random numbers")
         if drawn:
             self._may = False
         elif self._may is None:
@@ -126,6 +133,7 @@ class ReadAhead:
     def _watch(self, batch: Any, depth: int) -> None:
         """Decides whether batches may be read ahead, where this one tells it."""
         if any(not _are_equal(now, before) for now, before in self._watched):
+            log.warning(STAYS, "one is made in the memory of another")
             self._may = False
         elif len(self._watched) > depth:
             self._may = True

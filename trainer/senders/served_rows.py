@@ -389,10 +389,14 @@ class Lookups:
                 self._replies.append(self._channel(server, [name]).load(parts))
             self._await()
 
-    def metrics(self) -> dict[str, float]:
-        """Requests for rows, and rows, since the start."""
+    def metrics(self, ahead: bool) -> dict[str, float]:
+        """Requests for rows, and rows, since the start.
+
+        Args:
+            ahead: whether rows are looked up ahead of their steps.
+        """
         counts = {"lookups": float(self.lookups), "rows_looked_up": float(self.rows)}
-        if self._kept:
+        if ahead:
             counts["rows_ahead"] = float(self.rows_ahead)
             counts["rows_refreshed"] = float(self.rows_refreshed)
             counts["rows_awaited"] = float(self.rows_awaited)

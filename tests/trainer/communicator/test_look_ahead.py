@@ -593,15 +593,19 @@ class Draws(torch.utils.data.Dataset[tuple[torch.Tensor]]):
         return (numbers()[index] + torch.randint(0, 2, (1,)) * 0,)
 
 
-def test_a_loader_that_draws_is_not_read_ahead(servers: Servers) -> None:
-    """The script's random numbers would be other ones."""
+def test_a_loader_that_draws_is_not_read_ahead(
+    servers: Servers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The script's random numbers would be other ones: it is told so, once."""
 
     def made() -> Any:
         return torch.utils.data.DataLoader(Draws(), batch_size=4)
 
     expected, _, drawn = trained(servers, made, 0)
     losses, metrics, own = trained(servers, made, 1)
-    assert losses == expected and own == drawn and "rows_ahead" not in metrics
+    assert losses == expected and own == drawn and metrics["rows_ahead"] == 0
+    told = [each.message for each in caplog.records if "look_ahead" in each.message]
+    assert len(told) == 1 and "draws the script's random numbers" in told[0]
 
 
 class Reused:
@@ -614,11 +618,15 @@ class Reused:
             yield (memory,)
 
 
-def test_a_loader_that_reuses_its_memory_is_not_read_ahead(servers: Servers) -> None:
-    """The next batch would take the place of the one that the script has."""
+def test_a_loader_that_reuses_its_memory_is_not_read_ahead(
+    servers: Servers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next batch would take the place of the one that the script has: it is told so, once."""
     expected, _, _ = trained(servers, Reused, 0)
     losses, metrics, _ = trained(servers, Reused, 3)
-    assert losses == expected and "rows_ahead" not in metrics
+    assert losses == expected and metrics["rows_ahead"] == 0
+    told = [each.message for each in caplog.records if "look_ahead" in each.message]
+    assert len(told) == 1 and "made in the memory of another" in told[0]
 
 
 @pytest.mark.parametrize("depth", [0, 2])
