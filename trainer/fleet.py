@@ -533,9 +533,10 @@ def prefetch(ids: Any) -> None:
     before it are taken.
 
     For loops that read batches by themselves; those of ``fleet.shard`` and of a dataset are read
-    ahead, and need no call.  Each call stands for one step, in the order of the steps, up to
-    ``strategy.a_sync_configs["look_ahead"]`` of them ahead.  A forward whose ids are not those that
-    were announced asks for its own rows.  In a process without servers it has no effect.
+    ahead, and need no call.  Each call stands for one batch, in the order of the forwards, also
+    where gradients of several are accumulated; up to ``strategy.a_sync_configs["look_ahead"]`` of
+    them are announced ahead.  A forward whose ids are not those that were announced asks for its
+    own rows.  In a process without servers it has no effect.
 
     Example::
 
@@ -544,8 +545,8 @@ def prefetch(ids: Any) -> None:
         fleet.prefetch({"users": torch.tensor([3]), "items": torch.tensor([5, 8])})
 
     Args:
-        ids: as the forward of the table will get them; or, by the table's name or its module, those
-            of each.
+        ids: as the forward of the table will get them, without the offsets of bags; or, by the
+            table's name or its module, those of each.
 
     Raises:
         TypeError, ValueError: they are no ids of this table, or there is no such table.

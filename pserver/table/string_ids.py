@@ -83,7 +83,13 @@ def _flat(given: Any) -> tuple[Sequence[Any], tuple[int, ...]]:
 def _column(values: Any, offsets: Any) -> tuple[Sequence[Any], tuple[int, ...]]:
     """The strings of a column of bytes."""
     buffer: Any = values.numpy() if isinstance(values, torch.Tensor) else values
-    data = memoryview(buffer).cast("B")
+    try:
+        data = memoryview(buffer).cast("B")
+    except TypeError:
+        raise TypeError(
+            "ids: expected a column, (bytes, offsets) with an offset for each string and the end, "
+            f"got {type(values).__name__} and offsets: those of bags are an argument by themselves"
+        ) from None
     ends = np.asarray(offsets)
     if ends.dtype.kind not in "iu" or ends.ndim != 1:
         raise TypeError(f"ids: offsets: expected int64 [n + 1], got {ends.dtype} {ends.shape}")

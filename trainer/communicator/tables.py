@@ -255,7 +255,10 @@ class Tables(Collector):
         names = ", ".join(map(repr, self._sharing))
         if not isinstance(ids, Mapping):
             if len(self._sharing) > 1:
-                raise ValueError(f"expected ids by the name of a table, of {names}")
+                raise ValueError(
+                    f"fleet.prefetch: expected a dict of ids by the name of a table, of {names}; "
+                    f"got {type(ids).__name__}"
+                )
             ids = {next(iter(self._sharing)): ids}
         modules = dict[Any, DistributedEmbedding]((module, module) for module in self.embeddings())
         modules |= {name: sharing[0] for name, sharing in self._sharing.items()}
@@ -263,7 +266,8 @@ class Tables(Collector):
         for table, own in ids.items():
             if table not in modules:
                 raise ValueError(
-                    f"expected the name or the module of a table, of {names}; got {table!r}"
+                    f"fleet.prefetch: expected the name or the module of a table, of {names}; got "
+                    f"{table!r}"
                 )
             found.append((modules[table], modules[table].checked(own).cpu()))
         return found

@@ -62,6 +62,7 @@ def test_a_column_has_the_same_ids_at_every_length() -> None:
         ([["a"], ["b", "c"]], r"one length, got \[1\] at 0 and \[2\] at 1.*with offsets"),
         ((b"ab", np.array([0, 3])), "never going down, at most 2"),
         (np.array([1.0]), "got float64"),
+        ((["red", "blue"], torch.tensor([0])), "got list and offsets: those of bags are"),
     ],
 )
 def test_what_is_no_strings_is_refused(given: Any, message: str) -> None:
