@@ -261,3 +261,9 @@ def _check(args: TrainingArguments, grad_clip: GradClip | None) -> None:
             "overlap: expected gradient_accumulation_steps=1, for gradients leave during the first "
             "backward; leave overlap off"
         )
+    ahead = 0 if job.strategy is None else job.strategy.a_sync_configs["look_ahead"]
+    if ahead:
+        raise ValueError(
+            f"look_ahead: expected 0 under PServerTrainer, got {ahead}: transformers' Trainer "
+            "reads its batches by itself, so none is known ahead"
+        )

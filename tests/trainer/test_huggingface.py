@@ -208,6 +208,12 @@ def overlapping() -> DistributedStrategy:
     return strategy
 
 
+def looking_ahead() -> DistributedStrategy:
+    strategy = DistributedStrategy()
+    strategy.a_sync_configs = {"look_ahead": 2}
+    return strategy
+
+
 @pytest.mark.parametrize(
     ("changed", "options", "message"),
     [
@@ -215,6 +221,7 @@ def overlapping() -> DistributedStrategy:
         ({"auto_find_batch_size": True}, {}, "a trainer that begins again"),
         ({}, {"grad_clip": ClipGradByValue(1.0)}, "expected grad_clip or max_grad_norm, got both"),
         ({}, {"strategy": overlapping}, "expected gradient_accumulation_steps=1"),
+        ({}, {"strategy": looking_ahead}, "look_ahead: expected 0 under PServerTrainer, got 2"),
         ({}, {"is_collective": True}, "transformers.Trainer and torchrun are made for these"),
     ],
 )
