@@ -217,9 +217,10 @@ class Figures:
             }
             return cls(load=load, probes=probes, **found)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
+            why = f"no {error}" if isinstance(error, KeyError) else str(error)
             raise ValueError(
                 f"{path}: expected what `pserver plan --figures` writes, got something else "
-                f"({error}); remove it to probe again"
+                f"({why}); remove it to probe again"
             ) from None
 
 
@@ -514,7 +515,8 @@ def _wire(load: JobLoad, travels: _Bytes, where: Where, steps: int, waits: bool)
         own = StepPart("link of a trainer", sum(both) / where.rate / steps, _why(sum(both)))
         largest = max((*travels.sent, *travels.received))
         many = load.trainers * largest
-        theirs = StepPart("link of a server", many / where.rate / steps, _why(many))
+        why = _why(many, load.trainers)
+        theirs = StepPart("link of a server", many / where.rate / steps, why)
         parts.append(max(own, theirs, key=lambda part: part.seconds))
     return parts
 
@@ -525,13 +527,15 @@ def _slower(
     own, many = sum(by_server), trainers * max(by_server)
     server = by_server.index(max(by_server))
     if many > own:
-        return StepPart(f"link {word} server {server}", many / link / steps, _why(many))
+        why = _why(many, trainers)
+        return StepPart(f"link {word} server {server}", many / link / steps, why)
     name = "link from a trainer" if word == "to" else "link to a trainer"
     return StepPart(name, own / link / steps, _why(own))
 
 
-def _why(count: float) -> str:
-    return f"{count / 1e6:.3g} MB a message"
+def _why(count: float, trainers: int = 1) -> str:
+    whose = "a message" if trainers == 1 else f"of {trainers} trainers"
+    return f"{count / 1e6:.3g} MB {whose}"
 
 
 def _latency(load: JobLoad, where: Where) -> Sequence[StepPart]:

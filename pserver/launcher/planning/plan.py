@@ -822,9 +822,7 @@ def check_figures(found: Figures, load: JobLoad, settings: PlanSettings) -> None
     """
     differences = {
         "the plan (the script, its mode, --servers or --trainers)": found.load != load,
-        "--link, there with one and here without or the other way round": (
-            found.transport != settings.transport
-        ),
+        "--link (one has links, the other has none)": found.transport != settings.transport,
         "--hosts": found.apart != settings.apart,
         "--search": sorted(found.probes) != _counts(found, settings),
     }
