@@ -7,8 +7,8 @@ every 10 steps.  A batch is each trainer's own.
 
 from __future__ import annotations
 
+import argparse
 import itertools
-import sys
 
 import torch
 import torch.nn.functional as F
@@ -53,13 +53,16 @@ def made(model: str, seed: int) -> tuple[nn.Module, list[tuple[torch.Tensor, tor
 
 def main() -> None:
     """Trains until the probe has seen enough."""
-    name, mode = sys.argv[1:]
+    words = argparse.ArgumentParser(allow_abbrev=False)
+    words.add_argument("model", choices=("dense", "clicks"))
+    words.add_argument("mode", choices=("sync", "async", "geo10"))
+    given = words.parse_args()
     fleet.init()
     torch.manual_seed(0)
-    net, data = made(name, fleet.worker_index())
+    net, data = made(given.model, fleet.worker_index())
     model = fleet.distributed_model(net)
     optimizer = fleet.distributed_optimizer(
-        torch.optim.Adagrad(model.parameters(), lr=0.01), strategy_of(mode)
+        torch.optim.Adagrad(model.parameters(), lr=0.01), strategy_of(given.mode)
     )
     for x, label in itertools.islice(itertools.cycle(data), STEPS):
         F.binary_cross_entropy_with_logits(model(x), label).backward()
