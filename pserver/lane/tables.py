@@ -187,8 +187,7 @@ class LockedTable:
         self._compensation = lane.dc_asgd  # the factor lambda; 0: delays are not compensated
         self._changes = RowChanges() if tells_changes(table, lane) else None
         # one message may be read for, while others wait and one is applied
-        kept = lane.send_queue_size + lane.look_ahead + 2
-        self._read = RowsRead(table.dim, np.dtype(table.computes_in).type, kept)
+        self._read = RowsRead(table.dim, np.dtype(table.computes_in).type, lane.send_queue_size + 2)
         self._refreshed = lane.refreshes_rows
         self._clock = clock
         self._lock = threading.Lock()  # guards all of the above; see [Note: the table's lock]
@@ -208,7 +207,7 @@ class LockedTable:
             ids: int64[n].
             trainer: the reader; delay compensation remembers what it has read.
             ahead: of its step, in which they are looked up again where their lane says so: this
-                lookup is not counted then.
+                lookup does not count then.
 
         Returns:
             [n, dim], of the table's dtype, in the order of the ids.
@@ -217,13 +216,13 @@ class LockedTable:
             Refused: an id is outside of the table's range.
         """
         out = torch.empty((len(ids), self.table.dim), dtype=self._computes_in)
+        counts = not (ahead and self._refreshed)
         with self._lock:
             try:
-                counts = not (ahead and self._refreshed)
                 self.rows.lookup(ids.numpy(), out.numpy(), self._clock(), counts)
             except ValueError as error:
                 raise Refused(str(error)) from error
-            if self._compensation:
+            if self._compensation and counts:
                 self._read.note(trainer, ids.numpy(), out.numpy())
         return out.to(self.dtype)
 

@@ -288,7 +288,7 @@ class Lookups:
         own = {name: kept.ids_of(name, server) for name in names}
         own = {name: ids for name, ids in own.items() if len(ids)}
         rows = {name: self._blank(name, len(ids)) for name, ids in own.items()}
-        self._replies.append(self._channel(server, own).lookup(own, _into(rows), kept.number))
+        self._replies.append(self._channel(server, own).lookup(own, _into(rows)))
         self._await()
         every = {name + PLACES: torch.arange(len(ids)) for name, ids in own.items()}
         return kept.take(server, own, every | {name + ROWS: each for name, each in rows.items()})

@@ -150,9 +150,11 @@ class Lane:
     @property
     def refreshes_rows(self) -> bool:
         """Whether rows that were looked up ahead are brought up to date before they are read;
-        otherwise a trainer reads them as they were, ``look_ahead`` steps old at most.
+        otherwise a trainer reads them as they were, ``look_ahead`` steps old at most.  Delay
+        compensation has to know what a gradient's forward has read.
         """
-        return self.kind.waits_for_all or self.kind.collects or self.staleness is not None
+        waits = self.kind.waits_for_all or self.kind.collects or self.staleness is not None
+        return waits or bool(self.dc_asgd)
 
     @property
     def averages(self) -> bool:

@@ -19,6 +19,8 @@ import torch
 from torch import nn
 
 from pserver.client.replies import Reply
+from pserver.lane.tables import LockedTable
+from pserver.table.gradient import RowGradient, RowsBefore
 from tests.support import jobs
 from tests.support.jobs import Eager, Mode, Script, Values
 from tests.support.matrix import crossed
@@ -107,8 +109,12 @@ def test_sync_steps_have_the_same_bits(
 
 @pytest.mark.parametrize(
     "configs",
-    [{"half_async": True, "max_merge_var_num": 1}, {"staleness": 2}],
-    ids=["half-async", "staleness"],
+    [
+        {"half_async": True, "max_merge_var_num": 1},
+        {"staleness": 2},
+        {"dc_asgd": 0.5, "send_queue_size": 1},
+    ],
+    ids=["half-async", "staleness", "delay-compensated"],
 )
 def test_lanes_that_wait_refresh_too(servers: Servers, configs: dict[str, Any]) -> None:
     """One trainer, whose steps have landed before the next."""
@@ -511,6 +517,40 @@ def test_the_thread_ends_with_the_job(alone: Callable[..., Trainer]) -> None:
     assert thread is not None
     thread.join(30)
     assert not thread.is_alive()
+
+
+# ---- delay compensation ----
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_delays_are_those_of_what_a_forward_has_read(
+    alone: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    """Of a row that every batch has: lookups of later steps come before a step's gradient, and are
+    not what it was computed at.
+    """
+    then: list[float] = []
+    right = LockedTable.read_before
+
+    def noted(table: LockedTable, gradient: RowGradient, trainer: int) -> RowsBefore | None:
+        before = right(table, gradient, trainer)
+        assert before is not None and bool(before.known.all())
+        then.extend(before.rows[gradient.ids == 1, 0].tolist())
+        return before
+
+    monkeypatch.setattr(LockedTable, "read_before", noted)
+    trainer = alone(Net(), dc_asgd=0.5, send_queue_size=1, look_ahead=depth)
+    emb, read = trainer.model.emb, list[float]()
+    for step in range(8):
+        for later in range(step + depth if step else 1, step + depth + 1) if depth else ():
+            ahead_of(trainer).announce([(emb, torch.tensor([1, 40 + later]))])
+        trainer.optimizer.zero_grad()
+        rows = emb(torch.tensor([1, 40 + step]))
+        read.append(float(rows[0, 0].detach()))
+        (-rows.sum()).backward()
+        trainer.optimizer.step()
+        trainer.optimizer.flush()
+    assert then == read == list(range(8))
 
 
 # ---- fleet ----
