@@ -257,8 +257,14 @@ class IndependentSteps:
         taken none.
         """
         members, index = self._state.members, self._state.index
-        steps = [members.step(trainer, index) for trainer in members.awaited(index)]
-        return min(steps, default=2**63)
+        return min((members.step(trainer, index) for trainer in self._bounding()), default=2**63)
+
+    def _bounding(self) -> set[int]:
+        """The trainers that no other may be too far ahead of: also one that is admitted, and has
+        not arrived yet.
+        """
+        members = self._state.members
+        return {*members.awaited(self._state.index), *members.arriving}
 
     def wait_for_slowest(self, member: Member, number: int) -> None:
         """Waits, where staleness is bounded, until no trainer is further behind; a long wait is
@@ -273,7 +279,7 @@ class IndependentSteps:
         least, members, index = number - staleness, self._state.members, self._state.index
 
         def missing() -> list[int]:
-            return [t for t in members.awaited(index) if members.step(t, index) < least]
+            return sorted(t for t in self._bounding() if members.step(t, index) < least)
 
         self._state.wait_for_trainers(
             member, number, lambda: self.slowest() >= least, missing, self._nearer

@@ -103,6 +103,27 @@ def test_the_others_go_on_when_one_is_lost_at_any_time(served: Served, mode: str
     assert steppers.job.lifecycle.succeeded
 
 
+def test_nobody_runs_ahead_of_one_that_is_admitted(served: Served) -> None:
+    """Under bounded staleness a process counts from its record on, before it has arrived."""
+    steppers = Steppers(served, "bounded", 2)
+    assert ended(steppers.begin(first=1, last=3)) == [3, 3]
+    job = steppers.job
+    job.announce(AnnounceRequest(trainer_id=1, failure="killed", unreplaced=True))
+    with job.lifecycle.lock:
+        job._members.arriving[1] = float("inf")
+
+    (made,) = steppers.begin(0, first=4, last=8)
+    eventually(lambda: bool(job._members.by_trainer[0].waits))
+    assert [each.missing() for each in job._members.by_trainer[0].waits.values()] == [[1]]
+    assert not made.done() and job._members.step(0, 0) == 5
+
+    with job.lifecycle.lock:
+        job._members.expire(float("inf"))
+        job.lifecycle.wake_all()
+    assert made.result(DEADLINE) == 8
+    steppers.end(0)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("how", ["fail", "drain"])
 def test_every_wait_ends_with_the_job(served: Served, mode: str, how: str) -> None:
