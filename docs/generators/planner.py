@@ -1,5 +1,5 @@
-"""What docs/planner.md has of many hosts: the figures of probes in docs/scale/, and what the cost
-model makes of them.  tests/benchmarks/planner_scale.py is their script, and::
+"""The part of docs/planner.md on many hosts: the figures of probes in docs/scale/, and what the
+cost model predicts from them.  tests/benchmarks/planner_scale.py is their script, and::
 
     pserver plan --servers 8 --trainers 64 --link 25Gbit --figures docs/scale/dense_sync.json \\
         tests/benchmarks/planner_scale.py dense sync

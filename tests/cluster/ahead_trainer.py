@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ from trainer import DistributedEmbedding, Uniform, fleet
 
 IDS, SAMPLES, STEP = 60, 480, 9
 PATIENCE = 200.0
+PACE = 0.02  # seconds of a step at least, so that a save is due before step 9
 
 
 class Model(nn.Module):
@@ -43,19 +45,31 @@ class Model(nn.Module):
         return out
 
 
-def die(dies: str) -> None:
-    """Once; while the other trainer waits in this step."""
+def until(done: Callable[[], bool], what: str) -> None:
+    """Waits for something, for ``PATIENCE`` at most."""
+    end = time.monotonic() + PATIENCE
+    while not done():
+        if time.monotonic() > end:
+            raise TimeoutError(f"waited for {what} for {PATIENCE:.0f} s")
+        time.sleep(0.01)
+
+
+def die(dies: str, waits: Callable[[], bool]) -> None:
+    """Dies once, while the other trainer waits in this step.
+
+    Args:
+        waits: whether it does.
+    """
     struck = Path("struck")
     if not dies or struck.exists():
         return
-    time.sleep(1.0)
+    until(waits, "the other trainer's step")
+    until(lambda: any(Path("saved").rglob("checkpoint.json")), "a checkpoint")
     struck.touch()
     if dies == "trainer":
         os.kill(os.getpid(), signal.SIGKILL)
     print("now", flush=True)
-    end = time.monotonic() + PATIENCE
-    while not Path("killed").exists() and time.monotonic() < end:
-        time.sleep(0.01)
+    until(Path("killed").exists, "the server's end")
 
 
 def main(depth: int, dies: str) -> None:
@@ -70,15 +84,23 @@ def main(depth: int, dies: str) -> None:
     ids = torch.randint(0, IDS, (SAMPLES, 2))
     data = fleet.shard(DataLoader(TensorDataset(ids, torch.rand(SAMPLES)), 12, shuffle=True))
     step = 0
+
+    def waits() -> bool:
+        """Whether trainer 0 waits in this step, as server 0 sees it."""
+        status = optimizer.communicator.clients[0]._control.status()
+        return any(
+            each.trainer_id == 0 and each.activity == f"step {step}" for each in status.trainers
+        )
+
     for _ in range(2):
         for x, y in data:
             step += 1
             optimizer.zero_grad()
             (model(x) - y).square().mean().backward()
             if step == STEP and fleet.worker_index() == 1:
-                die(dies)
+                die(dies, waits)
             optimizer.step()
-            time.sleep(0.02)
+            time.sleep(PACE)
     optimizer.flush()
     with torch.no_grad():
         rows = [model.users(torch.arange(IDS)), model.items(torch.arange(IDS))]

@@ -189,7 +189,7 @@ def kept_buffer(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 @dataclass(slots=True)
 class ScriptWrites:
-    """What is known of a script's external writes, in all lanes.  See [Note: what a script writes]
+    """The state of a script's external writes, in all lanes.  See [Note: what a script writes]
     in writes.py.
 
     Attributes:

@@ -50,7 +50,7 @@ def pair() -> Iterator[tuple[TlsConnection, TlsConnection]]:
 
 
 def moved(sender: TlsConnection, receiver: TlsConnection, body: bytes) -> bytearray:
-    """What arrives of some bytes."""
+    """Sends bytes, and gives those that arrive."""
     room = bytearray(len(body))
     with ThreadPoolExecutor(1) as pool:
         sent = pool.submit(sender.send_all, [memoryview(body)])
@@ -70,7 +70,7 @@ def test_bytes_arrive_both_ways(pair: tuple[TlsConnection, TlsConnection], size:
 
 
 def test_pieces_arrive_one_behind_another(pair: tuple[TlsConnection, TlsConnection]) -> None:
-    """What leaves together is received in parts as small as asked for."""
+    """Buffers that leave together are received in parts as small as asked for."""
     near, far = pair
     near.send_all([memoryview(b"abc"), memoryview(b"defg")])
     room = bytearray(5)

@@ -43,7 +43,7 @@ SYNC = {"modes": {"*": "sync"}}
 
 @dataclass
 class Played:
-    """What a job's first trainer ends with."""
+    """The values and counters of a job's first trainer at its end."""
 
     values: Values
     metrics: dict[str, float]
@@ -133,7 +133,7 @@ def test_a_thousand_steps(servers: Servers) -> None:
 
 
 def test_a_broken_stream_looks_up_again(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a server keeps ends with the stream: a refresh of the next one's is unknown there."""
+    """A server keeps lookups for one stream: on the next one a refresh of them is unknown."""
     expected = play(servers(2), 0, 2)
     again: list[int] = []
     right = Lookups._look_up_again

@@ -1,4 +1,4 @@
-"""What a probe says of a script that ends too soon, or of a window in which nothing was sent."""
+"""A probe of a script that ends too soon, or of a window in which nothing was sent, says so."""
 
 from __future__ import annotations
 
