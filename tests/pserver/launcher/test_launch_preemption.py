@@ -35,6 +35,27 @@ OUTLIVES = """
         time.sleep(0.02)
     sys.exit(143)
 """
+# trainer 1 fails behind the end of trainer 0, and the server behind that of trainer 1: a process
+# that launch has seen to end has no directory any more
+IN_TURN = """
+import os, sys, time
+def behind(number):
+    name, end = os.path.join(os.path.dirname(__file__), f"pid.{number}"), time.monotonic() + 20
+    while not os.path.exists(name) and time.monotonic() < end:
+        time.sleep(0.02)
+    while os.path.exists("/proc/" + open(name).read()) and time.monotonic() < end:
+        time.sleep(0.02)
+"""
+FAILS = """
+number = int(os.environ["TRAINER_ID"])
+name = os.path.join(os.path.dirname(__file__), f"pid.{number}")
+with open(name + ".new", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(name + ".new", name)
+if number == 1:
+    behind(0)
+    sys.exit(143)
+"""
 
 
 @pytest.mark.processes
@@ -61,8 +82,7 @@ def test_a_job_whose_trainers_were_all_preempted_has_not_ended_well(run: type[Ru
 @pytest.mark.processes
 def test_only_who_says_that_it_has_left_is_preempted(run: type[Run]) -> None:
     """Another process that exits with 143 has failed, unless the servers say the job is done."""
-    script = "import os, sys\nsys.exit(143 * int(os.environ['TRAINER_ID']))"
-    status, _, err = run(script, server="sys.exit(1)").end()
+    status, _, err = run(IN_TURN + FAILS, server=IN_TURN + "behind(1)\nsys.exit(1)").end()
 
     assert status == 143 and "trainer 1 failed with status 143" in err
     assert "preempted" not in err
