@@ -40,6 +40,7 @@ import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -249,8 +250,8 @@ class SliceUpdater:
 
 
 class SmallSlices:
-    """Small slices of one rule, whose steps are one call of one optimizer: the call costs more than
-    the arithmetic.
+    """Small slices that are updated in one go, as each call costs more than its arithmetic: those
+    of one rule in one call of one optimizer.
 
     torch's optimizers update one tensor after the other, each by itself, so the result is that of a
     call for each.  Each slice's state stays its updater's own: the common optimizer holds the same
@@ -259,11 +260,16 @@ class SmallSlices:
     One caller at a time.
 
     Args:
-        updaters: of one rule and one parameter group, all :attr:`SliceUpdater.small`.
+        updaters: of one rule and one parameter group, all :attr:`SliceUpdater.small`; none: the
+            slices are updated one after the other.
+
+    Attributes:
+        joint: whether a step of them is one call.
     """
 
-    def __init__(self, updaters: Sequence[SliceUpdater]) -> None:
+    def __init__(self, updaters: Sequence[SliceUpdater] = ()) -> None:
         self._updaters = list(updaters)
+        self.joint = bool(updaters)
         self._own: list[torch.optim.Optimizer] = []  # whose states the common one shares
         self._common: torch.optim.Optimizer | None = None
 
@@ -427,8 +433,8 @@ class SliceUpdate:
             parameter's name, "" for the global one; None: none does.
         compensation: the factor lambda of delay compensation; 0: there is none.
         compression: how gradients arrive; see compression.py.
-        small_slices: the slices that take a step in one call, this one among them; None: it takes
-            its steps by itself.
+        small_slices: the slices that are updated in one go, this one among them; None: it is
+            updated by itself.
     """
 
     slice: str
@@ -541,32 +547,34 @@ def update_all(
     updates: Mapping[str, SliceUpdate],
     gradients: Mapping[str, torch.Tensor],
     hparams: Mapping[int, Mapping[str, Hparam]],
-    scale: Mapping[str, float],
+    scale: Mapping[str, float] | None = None,
+    before: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> None:
-    """Updates every slice that has a merged gradient; small slices of one rule in one call.
+    """Updates every slice that has a gradient; small slices of one rule in one call.
 
     Args:
         updates: slice name -> update, of at least these slices.
-        gradients: slice name -> merged gradient; may be overwritten.
+        gradients: slice name -> gradient, merged where trainers step together; may be overwritten.
         hparams: parameter group -> hparams of this step.
-        scale: the commit's clipping coefficients.
+        scale, before: as of :meth:`SliceUpdate.update`; ``before`` by slice name.
     """
     joint: dict[SmallSlices, tuple[dict[SliceUpdater, torch.Tensor], Mapping[str, Hparam]]] = {}
     for name, gradient in gradients.items():
         update = updates[name]
-        if update.small_slices is None or update.updater is None:
-            update.update(gradient, hparams[update.group], scale)
+        small_slices, updater = update.small_slices, update.updater
+        if small_slices is None or updater is None or not small_slices.joint:
+            update.update(gradient, hparams[update.group], scale, before.get(name))
         else:
             if update.clip is not None or update.scaled is not None:
                 update.clip_gradient(gradient, scale)
-            grads, _ = joint.setdefault(update.small_slices, ({}, hparams[update.group]))
-            grads[update.updater] = gradient.view(-1)
+            grads, _ = joint.setdefault(small_slices, ({}, hparams[update.group]))
+            grads[updater] = gradient.view(-1)
     for small_slices, (grads, own) in joint.items():
         small_slices.update(grads, own)
 
 
 def batches(updates: Mapping[str, SliceUpdate]) -> list[tuple[str, ...]]:
-    """The names of all slices: those that step in one call together, every other by itself."""
+    """The names of all slices: those that are updated in one go together, every other by itself."""
     joint: dict[SmallSlices | str, list[str]] = {}
     for name, update in updates.items():
         joint.setdefault(update.small_slices or name, []).append(name)
@@ -574,37 +582,36 @@ def batches(updates: Mapping[str, SliceUpdate]) -> list[tuple[str, ...]]:
 
 
 def join_small(updates: Iterable[SliceUpdate]) -> None:
-    """Finds the small slices that share a rule, and joins as many as make ``JOINT_BYTES``: sets
-    their ``small_slices``.
+    """Finds the small slices of a lane, those apart that share a rule, and joins as many as make
+    ``JOINT_BYTES``: sets their ``small_slices``.
     """
-    alike: dict[tuple[object, ...], list[tuple[SliceUpdate, SliceUpdater]]] = {}
+    alike: dict[tuple[object, ...], list[SliceUpdate]] = {}
     for update in updates:
-        updater = update.updater
-        if (
-            updater is not None
-            and updater.small
-            and type(update) is SliceUpdate
-            and not update.compensation
-        ):
-            key = (
-                update.lane,
-                update.group,
-                updater.rule.type,
-                tuple(sorted(updater.rule.flags.items())),
-                update.value.dtype,
-            )
-            alike.setdefault(key, []).append((update, updater))
+        rule = _joint_rule(update)
+        if rule is not None:
+            key = update.group, rule.type, *sorted(rule.flags.items()), update.value.dtype
+            alike.setdefault((update.lane, *key), []).append(update)
+        elif update.value.numel() <= CHUNK:
+            alike.setdefault((update.lane,), []).append(update)
     for members in (some for all_alike in alike.values() for some in _split(all_alike)):
-        small_slices = SmallSlices([updater for _, updater in members])
-        for update, _ in members if len(members) > 1 else ():
+        joint = _joint_rule(members[0]) is not None
+        updaters = [each.updater for each in members if each.updater is not None] if joint else ()
+        small_slices = SmallSlices(updaters)
+        for update in members if len(members) > 1 else ():
             update.small_slices = small_slices
 
 
-def _split(
-    members: list[tuple[SliceUpdate, SliceUpdater]],
-) -> list[list[tuple[SliceUpdate, SliceUpdater]]]:
-    """Divides the slices that share a rule, in order, into lists of about ``JOINT_BYTES``."""
-    ends = itertools.accumulate(update.value.nbytes for update, _ in members)
+def _joint_rule(update: SliceUpdate) -> Rule | None:
+    """The rule of a slice that may take its step in one call with others; None: it may not."""
+    updater = update.updater
+    if updater is None or not updater.small or update.compensation:
+        return None
+    return updater.rule if type(update) is SliceUpdate else None
+
+
+def _split(members: list[SliceUpdate]) -> list[list[SliceUpdate]]:
+    """Divides slices, in order, into lists of about ``JOINT_BYTES``."""
+    ends = itertools.accumulate(update.value.nbytes for update in members)
     paired = zip(ends, members, strict=True)
     return [
         [member for _, member in some]

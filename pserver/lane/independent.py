@@ -170,11 +170,11 @@ class IndependentSteps:
     def update(self, update: LaneUpdate, batch: Batch) -> None:
         """Applies a step to these slices and tables.  Not under the lock."""
         state, step = self._state, update.own
+        others = update.buffers.keys() | state.tables.keys()
+        self._slices.update([name for name in batch if name not in others], step)
         for name in batch:
             if name in update.buffers:
                 state.buffers.assign(name, update.buffers[name])
-            elif name not in state.tables:
-                self._slices.update(name, step)
             elif (rows := step.row_gradients.pop(name, None)) is not None and not step.skipped:
                 before = step.rows_before.pop(name, None)
                 table = state.tables[name]

@@ -197,10 +197,9 @@ class LaneExecutor:
         self._state, self._job, self._decisions = state, state.job, decisions
         self.index, self.lane, self.buffers = state.index, state.lane, state.buffers
         self.updates, self.variables, self.tables = state.updates, state.variables, state.tables
-        together = state.lane.kind.waits_for_all
-        self._batches = UpdateBatches(state.updates, state.tables, together, workers.threads)
+        self._batches = UpdateBatches(state.updates, state.tables, workers.threads)
         self._tasks = UpdateTasks(state, self._batches, quiesce, workers)
-        policy = JointSteps if together else IndependentSteps
+        policy = JointSteps if state.lane.kind.waits_for_all else IndependentSteps
         self._steps: JointSteps | IndependentSteps = policy(state, self._tasks)
         self.nonfinite = NonFiniteSteps(state.lane, state.job, measured.trainers.count)
         self.outliers = OutlierPushes(state.lane, state.job, measured.trainers.count)

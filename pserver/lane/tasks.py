@@ -314,7 +314,6 @@ class UpdateTask:
 # a lane whose slices have fewer bytes is updated in one thread: see [Note: answers begin early] in
 # lane.py
 LARGE_BYTES = 2**20
-RUN_BYTES = 2**16  # of small slices in a batch: to begin one takes longer than to update some
 
 
 class UpdateBatches:
@@ -323,8 +322,6 @@ class UpdateBatches:
     Args:
         updates: how its slices are updated, by slice name.
         tables: the names of its tables.
-        together: slices with the same rule are updated by one call; otherwise each by itself, small
-            ones in one batch.
         threads: that may update at once; one updates all tables one after the other.
 
     Attributes:
@@ -336,11 +333,10 @@ class UpdateBatches:
         self,
         updates: Mapping[str, SliceUpdate],
         tables: Collection[str],
-        together: bool,
         threads: int,
     ) -> None:
         self._updates = updates
-        self._batches: list[Batch] = batches(updates) if together else _runs(updates)
+        self._batches: list[Batch] = batches(updates)
         if threads > 1:
             self._batches += [(name,) for name in tables]
         elif tables:
@@ -359,18 +355,6 @@ class UpdateBatches:
         """The batches of a step that assigns these slices: those that are never updated are one."""
         held = tuple(name for name in assigned if name not in self._updates)
         return [*self._batches, held] if held or not self._batches else self._batches
-
-
-def _runs(updates: Mapping[str, SliceUpdate]) -> list[Batch]:
-    """Batches of slices in their order: of as many as have ``RUN_BYTES`` together, or of one."""
-    runs, size = list[list[str]](), RUN_BYTES
-    for name, update in updates.items():
-        if size + update.value.nbytes > RUN_BYTES:
-            runs.append([])
-            size = 0
-        runs[-1].append(name)
-        size += update.value.nbytes
-    return [tuple(names) for names in runs]
 
 
 # ---- workers ----

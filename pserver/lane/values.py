@@ -11,13 +11,13 @@ before the next, and a reader that arrives meanwhile waits for that one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from threading import Lock
 
 import torch
 
-from pserver.dense.update import SliceUpdate
+from pserver.dense.update import SliceUpdate, update_all
 from pserver.lane.step import Step
 
 # ---- snapshot ----
@@ -27,6 +27,8 @@ from pserver.lane.step import Step
 
 class Snapshot:
     """A readable copy of one slice.  Any thread may read; one thread at a time updates.
+
+    A context manager: while its block runs the caller, and no other thread, updates the slice.
 
     Args:
         value: the slice's memory.
@@ -39,6 +41,7 @@ class Snapshot:
         self._lock = Lock()
         # the slice as it is, or as it was before the update that runs
         self._copy: torch.Tensor | None = None
+        self._readable = False  # during the update that runs
 
     def read(self) -> torch.Tensor:
         """The slice after the last update that has ended.  The tensor is shared: do not write to
@@ -49,20 +52,17 @@ class Snapshot:
                 self._copy = self._value.clone()
             return self._copy
 
-    @contextmanager
-    def updating(self) -> Iterator[None]:
-        """Marks, while the block runs, that the caller, and no other thread, updates the slice."""
+    def __enter__(self) -> None:
         self._lock.acquire()
-        readable = self._copy is not None
-        if readable:
+        self._readable = self._copy is not None
+        if self._readable:
             self._lock.release()
-        try:
-            yield
-        finally:
-            if readable:
-                self._lock.acquire()
-            self._copy = None
-            self._lock.release()
+
+    def __exit__(self, *_: object) -> None:
+        if self._readable:
+            self._lock.acquire()
+        self._copy = None
+        self._lock.release()
 
     def discard(self) -> None:
         """Drops the copy, because the slice has another value."""
@@ -116,27 +116,42 @@ class AsyncSlices:
         found = {name: self._last_read.get((trainer, name)) for name in names}
         return {name: value for name, value in found.items() if value is not None}
 
-    def update(self, name: str, step: Step) -> None:
-        """Assigns what a trainer has written into a slice, then applies its gradient, if any."""
-        gradient = step.gradients.pop(name, None)
-        assignment = step.assignments.get(name)
-        if name not in self._updates:
-            assert assignment is not None, "a slice without an update is only assigned"
+    def update(self, names: Collection[str], step: Step) -> None:
+        """Assigns what a trainer has written into slices, then applies their gradients, if any:
+        those of small slices of one rule in one call.
+        """
+        changed = step.assignments.keys() | (() if step.skipped else step.gradients.keys())
+        updated = [name for name in names if name in changed and name in self._updates]
+        for name in step.assignments.keys() & names - self._updates.keys():
             with self._locks[name], self._writing((name,)):
-                assignment.write(self._variables[name])
-            return
-        if step.skipped:
-            gradient = None
-        if assignment is None and gradient is None:
-            return
-        slice_, before = self._updates[name], step.before.get(name)
-        with self._locks[name], self._snapshots[name].updating(), self._writing((name,)):
-            if assignment is not None:
-                assignment.write(slice_.value)
+                step.assignments[name].write(self._variables[name])
+        match updated:
+            case []:
+                return
+            case [name]:
+                with self._locks[name], self._snapshots[name], self._writing(updated):
+                    self._update(updated, step)
+            case _:
+                with ExitStack() as stack:
+                    for name in updated:
+                        stack.enter_context(self._locks[name])
+                        stack.enter_context(self._snapshots[name])
+                    stack.enter_context(self._writing(updated))
+                    self._update(updated, step)
+
+    def _update(self, names: Collection[str], step: Step) -> None:
+        gradients, before = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
+        for name in names:
+            gradient, read = step.gradients.pop(name, None), step.before.get(name)
+            if (assignment := step.assignments.get(name)) is not None:
+                assignment.write(self._updates[name].value)
                 # the gradient was computed at what the trainer wrote
-                before = None if before is None else assignment.applied_to(before)
-            if gradient is not None:
-                slice_.update(gradient, step.hparams[slice_.group], before=before)
+                read = None if read is None else assignment.applied_to(read)
+            if gradient is not None and not step.skipped:
+                gradients[name] = gradient
+            if read is not None:
+                before[name] = read
+        update_all(self._updates, gradients, step.hparams, before=before)
 
     def read(self, trainer: int, name: str, in_place: bool = False) -> torch.Tensor:
         """A copy of a slice between two updates, shared with other readers; the memory itself where

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from pserver.dense.update import SliceUpdate
+from pserver.dense.update import SliceUpdate, update_all
 from pserver.errors import Unreachable
+from pserver.lane import values
 from pserver.lane.independent import IndependentSteps
 from pserver.lane.lane import LaneExecutor
 from pserver.lane.rounds import SyncRound
-from pserver.lane.step import Step
+from pserver.lane.step import Hparams, Step
 from pserver.lane.tables import LockedTable
 from pserver.lane.together import JointSteps
 from pserver.membership.members import Member
@@ -111,6 +112,23 @@ def in_a_round(wrong: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Cal
     return apply
 
 
+def in_a_step(wrong: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[..., None]:
+    """An update of the slices of a step that mistreats its first one."""
+
+    def update(
+        updates: Mapping[str, SliceUpdate],
+        gradients: Mapping[str, torch.Tensor],
+        hparams: Hparams,
+        **named: Any,
+    ) -> None:
+        first, *others = gradients
+        update_all(updates, {name: gradients[name] for name in others}, hparams, **named)
+        own = updates[first]
+        wrong(type(own).update)(own, gradients[first], hparams[own.group])
+
+    return update
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("wrong", "mode"), MISTREATED)
 def test_a_server_that_mistreats_one_update_is_caught(
@@ -118,9 +136,9 @@ def test_a_server_that_mistreats_one_update_is_caught(
 ) -> None:
     """One slice's update, once, among the stories of the mode in the first 50."""
     rounds = mode in ("sync", "diloco")
-    owner, method = (SyncRound, "apply") if rounds else (SliceUpdate, "update")
+    owner, method = (SyncRound, "apply") if rounds else (values, "update_all")
     right = getattr(owner, method)
-    mutant = in_a_round(WRONG[wrong]) if rounds else WRONG[wrong](right)
+    mutant = (in_a_round if rounds else in_a_step)(WRONG[wrong])
 
     def fails(scenario: Scenario) -> bool:
         monkeypatch.setattr(owner, method, Nth(right, mutant).method())

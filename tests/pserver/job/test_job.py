@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pserver.dense.update import SliceUpdate
+from pserver.lane.values import AsyncSlices
 from pserver.transport import inprocess
 from pserver.wire_pb2 import (
     Commit,
@@ -166,14 +166,14 @@ def test_a_step_that_comes_again_while_it_is_applied_waits_for_nobody_else(
     job, listener = served
     plan = plan_of(trainers=2, mode="async")
     first, second = Trainer(job, listener, plan, 0), Trainer(job, listener, plan, 1)
-    updating, released, update = threading.Event(), threading.Event(), SliceUpdate.update
+    updating, released, update = threading.Event(), threading.Event(), AsyncSlices.update
 
     def slow(*arguments: Any, **named: Any) -> None:
         updating.set()
         assert released.wait(20)
         update(*arguments, **named)
 
-    monkeypatch.setattr(SliceUpdate, "update", slow)
+    monkeypatch.setattr(AsyncSlices, "update", slow)
     with ThreadPoolExecutor(2) as pool:
         pool.submit(first.step, 1, w=torch.ones(2, 3), b=torch.ones(3))
         assert updating.wait(20)

@@ -21,7 +21,7 @@ def test_a_reader_does_not_wait_for_an_update_and_sees_none_of_it() -> None:
     half, read = threading.Event(), threading.Event()
 
     def update() -> None:
-        with snapshot.updating():
+        with snapshot:
             value[:2] = 1
             half.set()
             assert read.wait(SECONDS)
@@ -43,7 +43,7 @@ def test_a_first_reader_waits_for_the_update_that_runs() -> None:
     snapshot = Snapshot(value)
     seen: list[torch.Tensor] = []
     thread = threading.Thread(target=lambda: seen.append(snapshot.read()))
-    with snapshot.updating():
+    with snapshot:
         value[:2] = 1
         thread.start()
         assert not seen
@@ -58,7 +58,7 @@ def test_readers_between_two_updates_share_one_copy() -> None:
     value = torch.zeros(4)
     snapshot = Snapshot(value)
     one, other = snapshot.read(), snapshot.read()
-    with snapshot.updating():
+    with snapshot:
         value.add_(1)
     later = snapshot.read()
 
