@@ -78,6 +78,10 @@ class Device:
         """Makes later work wait for the queued copies."""
         self._work = max(self._work, self._copies)
 
+    def event(self) -> Done:
+        """Behind the work that is queued."""
+        return Done(max(time.perf_counter(), self._work))
+
     def wait(self, blocking_bytes: int = 0) -> None:
         """Waits for the work, and for a blocking copy behind it."""
         Done(max(time.perf_counter(), self._work) + blocking_bytes / PAGEABLE_BYTES).synchronize()
@@ -96,7 +100,9 @@ def install(device: Device) -> None:
         def to_host(self, source: torch.Tensor, target: torch.Tensor) -> Done:
             return device.copy(source.nbytes)
 
-        def to_device(self, source: torch.Tensor, target: torch.Tensor) -> Done:
+        def to_device(
+            self, source: torch.Tensor, target: torch.Tensor, unless: torch.Tensor | None = None
+        ) -> Done:
             copied = device.copy(source.nbytes)
             device.join()
             return copied
@@ -105,11 +111,12 @@ def install(device: Device) -> None:
         """See ``DeviceFlags``: nothing is ever written."""
 
         def __init__(self, pairs: list[Any]) -> None:
-            self._count = len(pairs)
+            self.differ = torch.zeros(len(pairs), dtype=torch.bool)
+            self._done = device.event()
 
         def wait(self) -> list[bool]:
-            device.wait()
-            return [False] * self._count
+            self._done.synchronize()
+            return [False] * len(self.differ)
 
     for module in (sync_lane, async_lane, parameters, writes):
         module.is_on_gpu = device.holds  # type: ignore[attr-defined]

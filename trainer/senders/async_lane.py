@@ -39,7 +39,7 @@ from trainer.senders.pipeline import (
     StagedValues,
     Tensors,
 )
-from trainer.senders.writes import ExternalWrites, ReceivedCopies, difference
+from trainer.senders.writes import ExternalWrites, PendingLook, ReceivedCopies, difference
 from transpiler.plan.plan import Lane
 
 log = logging.getLogger(__name__)
@@ -64,6 +64,8 @@ class MergedSteps:
         owned: whether the gradients are copies, in buffers of the lane.
         copies: copies from a GPU that may not be complete.
         leases: the positions of epochs that the steps have consumed.
+        looks: of these steps for external writes: their devices may not have compared yet.
+        settled: whether the assignments have what those looks have found.
     """
 
     gradients: Tensors
@@ -76,6 +78,13 @@ class MergedSteps:
     owned: bool = False
     copies: list[PendingCopy] = field(default_factory=list)
     leases: tuple[EpochRange, ...] = ()
+    looks: tuple[PendingLook, ...] = ()
+    settled: bool = False
+
+    @property
+    def found(self) -> bool:
+        """Whether a look has found an external write; waits for the devices."""
+        return any(look.found() for look in self.looks)
 
     def copy(self, slices: ParameterSlices, buffers: Buffers) -> None:
         """Copies the gradients: the script may write to its own as soon as the step is closed."""
@@ -90,8 +99,11 @@ class MergedSteps:
         slices.join()
 
     def takes(self, later: MergedSteps, lane: Lane) -> bool:
-        """Whether one more step may join this message.  Assignments begin a new message."""
-        return self.steps < lane.max_merge_var_num and not (self.alone or later.assignments)
+        """Whether one more step may join this message.  Assignments begin a new message, and so
+        does a step that may get some, behind those of another.
+        """
+        alone = self.alone or later.assignments or self.settled or self.assignments and later.looks
+        return self.steps < lane.max_merge_var_num and not alone
 
     def wait_for_copies(self) -> None:
         """Waits until the gradients can be read."""
@@ -114,6 +126,7 @@ class MergedSteps:
         self.hparams = later.hparams
         self.steps += later.steps
         self.leases += later.leases
+        self.looks += later.looks
 
     def merge(self, rule: str) -> None:
         """Turns the sum over the steps into their mean, if the rule is "mean"."""
@@ -183,6 +196,9 @@ class AsyncSender:
         self._blocked_seconds, self._merged = 0.0, 0
         self._last = Reply()
         self._received = ReceivedCopies(slices)
+        # values that were written where devices had found no external write, with their memory
+        self._unsettled: list[tuple[Tensors, Tensors]] = []
+        self._looked: MergedSteps | None = None  # the message whose last look nobody has waited for
         self._keeps_copies = False  # of all received values: the script writes to parameters
         self.writes = ExternalWrites(slices, self._received, trainer, self._in_place)
         # whether a gradient outlives its step, after which the script writes to it again
@@ -198,6 +214,7 @@ class AsyncSender:
 
     def start(self, channels: list[Channel], step: int) -> None:
         """See :class:`LaneSender`."""
+        self._settle()
         self._pipeline.start(channels, step)
         self._assignments, self._pending = {}, PendingAssignments()
         if not self._in_place:
@@ -218,7 +235,8 @@ class AsyncSender:
 
     def begin(self) -> None:
         """See :class:`LaneSender`."""
-        if (suspects := self.writes.look(waits=True)) is not None:
+        self._settle()
+        if (suspects := self.writes.look(waits=self._in_place)) is not None:
             found = self._differing(suspects.compared) if suspects.compared else {}
             self._assign(found)
             self.writes.settle(suspects, found)
@@ -278,6 +296,7 @@ class AsyncSender:
             everything: see :meth:`ExternalWrites.hold_back`.
             pulled: whether values are received into the parameters themselves.
         """
+        self._settle()
         compared = self.writes.hold_back(everything)
         self.writes.held_back(compared, self._differing(compared) if compared else {})
         yield
@@ -285,10 +304,12 @@ class AsyncSender:
 
     def note_values(self) -> None:
         """See :class:`LaneSender`."""
+        self._settle()
         self.writes.start(self._keeps_copies)
 
     def suspected(self) -> set[str]:
         """See :class:`LaneSender`."""
+        self._settle()
         return self.writes.suspected()
 
     # ---- steps ----
@@ -315,7 +336,7 @@ class AsyncSender:
             step.gradients, step.tables, step.alone = {}, {}, True
         if step.assignments:
             step.send_time = self._pending.add(step.assignments)
-        step.leases = self.consumed.close()
+        step.leases, step.looks = self.consumed.close(), self.writes.looks
         self._closed = step
         with self._changed:
             room = self._waits or self._has_room()
@@ -339,15 +360,18 @@ class AsyncSender:
             return
         step, self._closed = self._closed, None
         self._take_in()  # gives back the memory that this step may be copied into
+        message = step
         with self._changed:
             joins = bool(self._queue) and self._queue[-1].takes(step, self._lane)
             if joins:
-                self._queue[-1].add(step, self._buffers)
+                message = self._queue[-1]
+                message.add(step, self._buffers)
         if not joins and (self._copies or any(map(is_on_gpu, step.gradients.values()))):
             step.copy(self._slices, self._buffers)
         with self._changed:
             if not joins:
                 self._queue.append(step)
+            self._looked = message if step.looks else None
             self._unanswered += 1
             self._changed.notify_all()
 
@@ -396,6 +420,9 @@ class AsyncSender:
         """See :class:`LaneSender`."""
         if self._staged.empty:
             self._take_in()
+        elif not self._in_place and self.writes.defer():
+            self._take_in()
+            self.writes.note_free(copies=False)
         else:
             with self._receiving(everything=False):
                 self._take_in()
@@ -405,12 +432,43 @@ class AsyncSender:
         if not self._in_place:
             values, memory, message = self._staged.take_out()
             self._pending.write(values, message)
-            self._buffers.give_back(self._received.replace(values, memory))
+            flags = self.writes.flags if values else {}
+            if flags:
+                self._unsettled.append((values, memory))
+            else:
+                self._replace(values, memory)
             held = self._slices.held_back_slices()
-            for name, value in values.items():
-                if name not in held:
-                    self._slices.write(name, value)
+            free = {name: value for name, value in values.items() if name not in held}
+            self._slices.write_from(free, flags)
         self._slices.flush_buffers()
+
+    def _settle(self) -> None:
+        """Waits for the devices that look for external writes, and notes the values that have been
+        received meanwhile.  A message that waits gets the writes before its steps.
+        """
+        self.writes.resolve()
+        unsettled, self._unsettled = self._unsettled, []
+        for values, memory in unsettled:
+            self._replace(values, memory)
+        message, self._looked = self._looked, None
+        if message is None or not message.found:
+            return
+        written: dict[str, Assignment] = {}
+        if (found := self.writes.complete()) is not None:
+            written = self._differing(found.compared)
+            self._received.assign(written)
+            self.writes.settle(found, written)
+        with self._changed:
+            if written:
+                message.assignments = written
+                message.send_time = self._pending.add(written)
+            message.settled = True
+            self._changed.notify_all()
+
+    def _replace(self, values: Tensors, memory: Tensors) -> None:
+        free = self._received.replace(values, memory)
+        self._slices.wait_for(free.values())
+        self._buffers.give_back(free)
 
     def drain(self) -> None:
         """See :class:`LaneSender`."""
@@ -464,6 +522,9 @@ class AsyncSender:
         try:
             while (message := self._next()) is not None:
                 message.wait_for_copies()
+                if message.found:
+                    with self._changed:
+                        self._changed.wait_for(lambda: message.settled or self._stopping)
                 message.merge(self._lane.merge)
                 self._exchange(message, omit_values := self._omits_values())
                 with self._changed:

@@ -17,7 +17,8 @@ write, are received into a buffer and dropped.
                script's stream wait for the copies.
     to_device  the side stream waits for the script's stream, which may still read the parameter,
                and copies; the script's stream waits for the copy.  The host waits for the copy's
-               event before it writes to the buffer again.
+               event before it writes to the buffer again.  Where a flag on the device says that the
+               script has written, nothing is copied.
 
 This was written on a machine without a GPU, and has not run on a GPU yet.  Its tests on a GPU are
 in tests/trainer/communicator/test_gpu.py and test_device_copies.py (marked ``gpu``).  The latter
@@ -88,11 +89,16 @@ class DeviceCopy:
         source.record_stream(self.stream)
         return self._copy(source, target)
 
-    def to_device(self, source: torch.Tensor, target: torch.Tensor) -> PendingCopy:
+    def to_device(
+        self, source: torch.Tensor, target: torch.Tensor, unless: torch.Tensor | None = None
+    ) -> PendingCopy:
         """Begins to copy from pinned memory to the device; later work on the script's stream sees
         the new values.
+
+        Args:
+            unless: bool [], on the device: where it holds, nothing is copied.
         """
-        event = self._copy(source, target)
+        event = self._copy(source, target, unless)
         self.join()
         return event
 
@@ -100,10 +106,16 @@ class DeviceCopy:
         """Makes the script's stream wait for all copies that have begun."""
         torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
-    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> PendingCopy:
+    def _copy(
+        self, source: torch.Tensor, target: torch.Tensor, unless: torch.Tensor | None = None
+    ) -> PendingCopy:
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
-            target.copy_(source, non_blocking=True)
+            if unless is None:
+                target.copy_(source, non_blocking=True)
+            else:
+                arrived = torch.empty_like(target).copy_(source, non_blocking=True)
+                target.copy_(torch.where(unless, target, arrived))
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
             event.record(self.stream)
         return event
@@ -254,6 +266,7 @@ class ParameterSlices:
         self._arrived: set[str] = set()  # slices whose buffer holds a new value
         self._device_copies: dict[torch.device, DeviceCopy] = {}
         self._flushing: list[PendingCopy] = []  # copies to a GPU that may not have been made yet
+        self._leaving: dict[int, PendingCopy] = {}  # likewise, by the address of their memory
 
     def __contains__(self, name: str) -> bool:
         return name in self._owners
@@ -412,6 +425,35 @@ class ParameterSlices:
     def write(self, name: str, value: torch.Tensor) -> None:
         """Writes a slice; ``flush_buffers`` follows when all slices have been written."""
         self.destination(name).copy_(value)
+
+    def write_from(
+        self, values: Mapping[str, torch.Tensor], unless: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Writes slices; ``flush_buffers`` follows.  To a GPU they are copied from the memory in
+        which they are, which :meth:`wait_for` makes free.
+
+        Args:
+            values: by slice; those of a GPU in pinned memory.
+            unless: by variable, on its GPU: whether it is left as it is.
+        """
+        for name, value in values.items():
+            placement, slice_ = self._owners[name]
+            tensor = self._tensors[placement.name].detach()
+            if is_on_gpu(tensor) and tensor.is_contiguous():
+                part = tensor.view(-1)[slice_.begin : slice_.end]
+                way = self.device_copy(tensor)
+                self._leaving[value.untyped_storage().data_ptr()] = way.to_device(
+                    value.view(-1), part, unless.get(placement.name)
+                )
+            else:
+                self.write(name, value)
+
+    def wait_for(self, memory: Iterable[torch.Tensor]) -> None:
+        """Waits for the copies of :meth:`write_from` from this memory."""
+        for tensor in memory:
+            copy = self._leaving.pop(tensor.untyped_storage().data_ptr(), None)
+            if copy is not None:
+                copy.synchronize()
 
     def flush_buffers(self) -> None:
         """Copies the values that arrived in buffers into their parameters."""

@@ -26,7 +26,10 @@ has stepped since.
 
 Elements of tensors on a GPU are compared there.  A sync lane asks for the result when it closes the
 step, before which nothing depends on it: so the host runs ahead of a backward whose gradients leave
-early.  Other lanes wait for the device, once a step: values may come at any time.
+early.  A lane that receives values beside the parameters asks in the next step.  Values that come
+meanwhile are written where there was no external write, which the device decides; and a step whose
+look has found one waits in the queue until the script's thread has compared.  The other lanes wait
+for the device, once a step.
 
 In the k-step modes the script's own optimizer steps, and external writes are sent as a part of the
 changes: see :class:`WritesBetween`.
@@ -119,10 +122,13 @@ class DeviceFlags:
 
     Args:
         pairs: of each tensor its elements then and now.
+
+    Attributes:
+        differ: bool [tensors], on the device.
     """
 
     def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-        differ = torch.stack([(then != now).any() for then, now in pairs])
+        self.differ = differ = torch.stack([(then != now).any() for then, now in pairs])
         self._made: torch.cuda.Event | None = None
         if is_on_gpu(differ):
             self._flags = pinned((len(pairs),), torch.bool)
@@ -167,6 +173,14 @@ class PendingLook:
             if differs
         ]
         return sorted([*self.here, *there]) if there else self.here
+
+    def flags(self) -> dict[int, Tensor]:
+        """By the numbers of tensors on devices, whether they have changed: bool [], there."""
+        return {
+            number: flag
+            for numbers, flags in self._on_devices
+            for number, flag in zip(numbers, flags.differ.unbind(), strict=True)
+        }
 
 
 class Samples:
@@ -467,6 +481,9 @@ class ExternalWrites:
         trainer: this trainer's number, for messages.
         keeps_copies: whether ``received`` is to get copies; otherwise the sender gives it the
             values' memory.
+
+    Attributes:
+        looks: those for whose devices nobody has waited.
     """
 
     def __init__(
@@ -484,7 +501,9 @@ class ExternalWrites:
         self._counted = [not tensor.is_inference() for tensor in self._tensors]
         self._versions = [version(tensor) for tensor in self._tensors]
         self._step = 1  # that is under way, or the next one
-        self._looking: PendingLook | None = None  # what devices compare
+        self.looks: tuple[PendingLook, ...] = ()
+        self._earlier = 0  # how many of them looked at elements that were noted before
+        self._late: list[str] = []  # found there, and not settled
         self._compared = 0  # the last step in which everything was compared
 
     # ---- steps ----
@@ -494,7 +513,7 @@ class ExternalWrites:
 
         Args:
             waits: whether to wait for devices, which compare the elements of their tensors;
-                otherwise :meth:`complete` does.
+                otherwise :meth:`complete` and :meth:`resolve` do.
 
         Returns:
             What has to be compared, and then settled; None: nothing.
@@ -507,20 +526,57 @@ class ExternalWrites:
             if not pending.waits:
                 return None
             if not waits:
-                self._looking = pending
+                self._add(pending)
                 return None
-        self._looking = None
         return self._suspects(self._checked(counted), self._checked(pending.found()))
 
     def complete(self) -> Suspects | None:
         """Finds the writes that devices have compared meanwhile; called before the step is
         closed.
         """
-        looking, self._looking = self._looking, None
-        found = [] if looking is None else looking.found()
-        return self._suspects([], self._checked(found)) if found else None
+        self.resolve()
+        return self._suspects([], []) if self._late else None
+
+    def defer(self) -> bool:
+        """Lets devices compare the elements of their tensors, where nothing else has been found:
+        :attr:`flags` has the result, and :meth:`resolve` waits for it.
+
+        Returns:
+            Whether values may be received now, as the flags say.
+        """
+        counted, pending = self._changed()
+        if counted or pending.here or self._script.held_back or self._compares_everything():
+            return False
+        if pending.waits:
+            self._add(pending)
+        return True
+
+    def _add(self, look: PendingLook) -> None:
+        """Notes a look, in place of those at the same elements."""
+        self.looks = (*self.looks[: self._earlier], look)
+
+    @property
+    def flags(self) -> dict[str, Tensor]:
+        """By the names of variables on devices, whether they were written, bool [], there: where
+        devices compare.
+        """
+        found: dict[str, Tensor] = {}
+        for look in self.looks:
+            for number, flag in look.flags().items():
+                name = self._names[number]
+                found[name] = found[name] | flag if name in found else flag
+        return found
+
+    def resolve(self) -> None:
+        """Waits for what devices compare.  Variables that were written are held back from now on,
+        until :meth:`complete` or the next look gives them to be settled.
+        """
+        looks, self.looks, self._earlier = self.looks, (), 0
+        self._late += self._checked(sorted({number for look in looks for number in look.found()}))
+        self._script.held_back.update(self._late)
 
     def _suspects(self, counted: list[str], uncounted: list[str]) -> Suspects:
+        uncounted, self._late = [*self._late, *uncounted], []
         held_back = self._script.held_back
         held_back.update(counted, uncounted)
         suspects = [name for name in self._names if name in held_back] if held_back else []
@@ -559,6 +615,7 @@ class ExternalWrites:
 
     def start(self, copies: bool = False) -> None:
         """Starts anew after the servers' values have been received into all variables."""
+        self.looks, self._late = (), []
         self._script.held_back.difference_update(self._names)
         self._keep(copies)
         self._note(range(len(self._names)))
@@ -629,6 +686,7 @@ class ExternalWrites:
             if self._counted[number]:
                 self._versions[number] = self._tensors[number]._version
         self._samples.note(listed)
+        self._earlier = len(self.looks)
 
     def _changed(self) -> tuple[list[int], PendingLook]:
         """The numbers of the variables whose counters have changed, and a look at the samples of

@@ -45,10 +45,15 @@ ON_THE_WAY: dict[str, dict[str, Any]] = {
 
 
 def train_on(
-    model: nn.Module, optimizer: Any, data: Any, scaler: Any = None, keeps: bool = False
+    model: nn.Module,
+    optimizer: Any,
+    data: Any,
+    scaler: Any = None,
+    keeps: bool = False,
+    flush: bool = True,
 ) -> nn.Module:
-    """Every step sees the one before; with ``keeps`` gradients stay where they are and are written
-    to in place.
+    """Every step sees the one before, with ``flush``; with ``keeps`` gradients stay where they are
+    and are written to in place.
     """
     device = next(model.parameters()).device.type
     scaler = scaler or torch.amp.GradScaler(device, enabled=False)
@@ -61,7 +66,8 @@ def train_on(
         scaler.update()
         if keeps:
             optimizer.zero_grad(set_to_none=False)
-        getattr(optimizer, "flush", lambda: None)()
+        if flush:
+            getattr(optimizer, "flush", lambda: None)()
     return model
 
 
@@ -148,8 +154,11 @@ class Late:
         self._under_way.append(Late.Copy(source, target))
         return self._under_way[-1]
 
-    def to_device(self, source: torch.Tensor, target: torch.Tensor) -> Late.Copy:
-        target.copy_(source)  # what the script reads next waits for the copy
+    def to_device(
+        self, source: torch.Tensor, target: torch.Tensor, unless: torch.Tensor | None = None
+    ) -> Late.Copy:
+        if unless is None or not unless:
+            target.copy_(source)  # what the script reads next waits for the copy
         before, self._back[source.data_ptr()] = (
             self._back.get(source.data_ptr()),
             Late.Copy(source.clone(), source.clone()),
@@ -184,11 +193,12 @@ class Flags:
     waits: ClassVar[list[str]] = []  # and what else has happened
 
     def __init__(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        self._differ = [not torch.equal(then, now) for then, now in pairs]
+        self.differ = torch.tensor([not torch.equal(then, now) for then, now in pairs])
+        self.waits.append("look")
 
     def wait(self) -> list[bool]:
         self.waits.append("wait")
-        return self._differ
+        return list(self.differ)
 
 
 @pytest.mark.slow
@@ -251,6 +261,68 @@ def test_a_sync_step_waits_for_the_device_once_when_it_is_closed(
     trained(reference, adam(reference))
 
     assert before.count("wait") == 1 and before[-1] == "wait" and before.count("send") > 3
+    for (name, mine), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
+        assert torch.equal(mine, theirs), name
+
+
+def looked_at(
+    model: nn.Module, optimizer: Any, written_at: int, flush: bool, each: Any = lambda step: None
+) -> nn.Module:
+    """Trains for 9 steps; before one of them comes a write that no counter shows."""
+    data = batches()
+    for step in range(9):
+        each(step)
+        if step == written_at:
+            next(model.parameters()).data.mul_(0.5)
+        train_on(model, optimizer, data[step % len(data) :][:1], keeps=False, flush=flush)
+    return model
+
+
+@pytest.mark.parametrize("configs", [{}, {"send_queue_size": 4}, {"max_merge_var_num": 1}])
+def test_an_async_step_waits_for_no_device(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, configs: dict[str, Any]
+) -> None:
+    """The script's thread asks what a device has found when it has queued the next step there."""
+    on_a_device(monkeypatch)
+    now, made, early = 0, 0, list[int]()
+
+    class OfStep(Flags):
+        def __init__(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+            nonlocal made
+            super().__init__(pairs)
+            self.step, made = now, made + 1
+
+        def wait(self) -> list[bool]:
+            if threading.current_thread() is threading.main_thread() and self.step == now > 3:
+                early.append(now)
+            return super().wait()
+
+    def begins(step: int) -> None:
+        nonlocal now
+        now = step
+
+    monkeypatch.setattr("trainer.senders.writes.DeviceFlags", OfStep)
+    model = net()
+    optimizer = joined(servers(1), model, strategy=strategy_of(configs))
+    looked_at(model, optimizer, written_at=-1, flush=False, each=begins)
+    waited = list(early)
+    fleet.finish()
+
+    assert made >= 8 and not waited
+
+
+@pytest.mark.parametrize("configs", [{}, {"send_queue_size": 4}])
+def test_a_write_that_a_device_finds_goes_before_the_gradient_of_its_step(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, configs: dict[str, Any]
+) -> None:
+    """The message waits for it: with every step applied at once it is plain torch, to the bit."""
+    on_a_device(monkeypatch)
+    monkeypatch.setattr("trainer.senders.writes.DeviceFlags", Flags)
+    model, reference = net(), net()
+    looked_at(model, joined(servers(2), model, strategy=strategy_of(configs)), 5, flush=True)
+    fleet.finish()
+    looked_at(reference, adam(reference), 5, flush=True)
+
     for (name, mine), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
         assert torch.equal(mine, theirs), name
 
