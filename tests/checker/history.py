@@ -112,7 +112,7 @@ class History:
         self.stood: dict[Job, Stood] = {}
         self.decided_away: list[Record] = []
         self._away: dict[tuple[Decisions, int], int] = {}  # the last record before it was
-        self._last = 0  # the last record of any server
+        self._last = 0  # the last record of any server: taken, or one at which it stands
         self._moved = time.monotonic()  # when something was sent, answered or decided last
         self._dead: set[Decisions] = set()
         self._places: dict[Channel, Place] = {}
@@ -299,6 +299,8 @@ class History:
 
     def _stands(self, name: str, right: Any) -> Any:
         def stands(job: Job, standing: LogSnapshot) -> None:
+            with self._changed:  # the process before it may have written one that none has taken
+                self._last = max(self._last, standing.last)
             right(job, standing)
             held, reload = job.program, job.reload
             assert held is not None and reload is not None, "it serves"
