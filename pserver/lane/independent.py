@@ -253,18 +253,19 @@ class IndependentSteps:
     # ---- the slowest trainer ----
 
     def slowest(self) -> int:
-        """The least step among the trainers that have not left; one that has not joined yet has
-        taken none.
+        """The least applied step among the trainers that bound the others; one that has not joined
+        yet has taken none.
         """
         members, index = self._state.members, self._state.index
         return min((members.step(trainer, index) for trainer in self._bounding()), default=2**63)
 
     def _bounding(self) -> set[int]:
-        """The trainers that no other may be too far ahead of: also one that is admitted, and has
-        not arrived yet.
+        """The trainers that no other may be too far ahead of: those that have not left; also one
+        that is admitted, and has not arrived yet; and one that is lost, until its last step is
+        applied, where that is decided: it counts.
         """
         members = self._state.members
-        return {*members.awaited(self._state.index), *members.arriving}
+        return {*members.awaited(self._state.index), *members.arriving, *self._decided}
 
     def wait_for_slowest(self, member: Member, number: int) -> None:
         """Waits, where staleness is bounded, until no trainer is further behind; a long wait is

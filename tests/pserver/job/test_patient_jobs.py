@@ -124,6 +124,26 @@ def test_nobody_runs_ahead_of_one_that_is_admitted(served: Served) -> None:
     steppers.end(0)
 
 
+def test_a_decided_step_bounds_the_others_when_its_trainer_is_lost(served: Served) -> None:
+    """Under bounded staleness nobody reads values without it: it counts, and is applied first."""
+    steppers = Steppers(served, "bounded", 2)
+    job, members = steppers.job, steppers.job._members
+    (made,) = steppers.begin(0, last=2)
+    eventually(lambda: bool(members.by_trainer[0].waits))
+    with job.installed().quiesce.paused():
+        steppers.begin(1, last=1)
+        eventually(lambda: 1 in job.installed().lanes[0].unapplied)
+        job.announce(AnnounceRequest(trainer_id=1, failure="killed", unreplaced=True))
+        with job.lifecycle.lock:
+            assert members.by_trainer[1].fenced and not members.step(1, 0)
+            assert [each.done() for each in members.by_trainer[0].waits.values()] == [False]
+            assert [each.missing() for each in members.by_trainer[0].waits.values()] == [[1]]
+
+    assert made.result(DEADLINE) == 2
+    assert (members.step(1, 0), steppers.applied()) == (1, 3)
+    steppers.end(0)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("how", ["fail", "drain"])
 def test_every_wait_ends_with_the_job(served: Served, mode: str, how: str) -> None:
