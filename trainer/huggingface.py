@@ -8,7 +8,8 @@ docs/transformers.md says what each of the TrainingArguments does here.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from trainer.job.exchange import Exchange
 from trainer.job.job import distributed, overlaps, present
 from trainer.optimizer import DistributedOptimizer
 from trainer.samplers.passes import Passes
+from trainer.samplers.read_ahead import AnnouncedBatches, ReadAhead
 from trainer.samplers.shard import Shard, shard
 from transpiler.clip import ClipGradByGlobalNorm, GradClip
 
@@ -69,6 +71,7 @@ class PServerTrainer(transformers.Trainer):
     ) -> None:
         self._exchange = Exchange(present())
         self._grad_clip, self._compression = grad_clip, compression
+        self._ahead: _TakenAhead | None = None  # while it trains
         super().__init__(*args, **named)
         _check(self.args, grad_clip)
         if isinstance(self.optimizer, DistributedOptimizer):
@@ -121,12 +124,24 @@ class PServerTrainer(transformers.Trainer):
 
     def train(self, *args: Any, **named: Any) -> Any:
         """Trains as the original; afterwards the model has every step of every trainer."""
-        found = super().train(*args, **named)
+        self._ahead = _TakenAhead()
+        try:
+            found = super().train(*args, **named)
+        finally:
+            self._ahead = None
         optimizer = distributed(present())
         optimizer.flush()
         optimizer.barrier("the end of train")
         optimizer.flush()
         return found
+
+    def _run_epoch(self, *args: Any, **named: Any) -> Any:
+        """Trains for an epoch; what was read ahead of its end is dropped, as with an iterator."""
+        try:
+            return super()._run_epoch(*args, **named)  # type: ignore[no-untyped-call]
+        finally:
+            if self._ahead is not None:
+                self._ahead.close()
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
         """The norm, for the log; the servers clip."""
@@ -151,6 +166,18 @@ class PServerTrainer(transformers.Trainer):
         passes = Passes(place, lambda topic, text: job.agree(f"PServerTrainer, {topic}", text))
         divided = shard(loader, parts, place, None, passes)
         return TrainerLoader(loader, divided, passes) if isinstance(divided, Shard) else divided
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any, **named: Any) -> Any:
+        """The batches of a step, which are read ahead where rows are looked up ahead."""
+        if self._ahead is not None:
+            epoch_iterator = self._ahead.of(epoch_iterator)
+        return super().get_batch_samples(epoch_iterator, *args, **named)
+
+    def training_step(self, model: nn.Module, inputs: Any, *args: Any, **named: Any) -> Tensor:
+        """Trains on a batch as the original."""
+        if self._ahead is not None:
+            self._ahead.begin(inputs)
+        return super().training_step(model, inputs, *args, **named)
 
     def evaluation_loop(self, *args: Any, **named: Any) -> Any:
         """Evaluates all samples, on every trainer; the metrics are trainer 0's, so that all decide
@@ -220,6 +247,81 @@ class TrainerLoader:
         return getattr(self._next(), name)
 
 
+class _TakenAhead:
+    """The batches of transformers' loop, which takes those of a whole step before it begins: the
+    rows of each are looked up while the forwards before it run.  An :class:`AnnouncedBatches`
+    between the loop and the job's.
+
+    Attributes:
+        depth: of the job's.
+    """
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self._job: AnnouncedBatches | None = None
+        self._read = ReadAhead(self._announced)
+        self._pass: tuple[Iterator[Any], Iterator[Any]] | None = None  # given, and read ahead
+        # batches whose forwards have not begun, the loop's before those that are read ahead
+        self._coming: deque[Any] = deque()
+        # how many of them, from the first on, the loop has, and were announced to the job
+        self._taken = self._said = 0
+
+    def _announced(self) -> AnnouncedBatches:
+        """This object, for a pass that begins: the optimizer is there, and so is the connection."""
+        self._job = present().look_ahead()
+        self.depth = 0 if self._job is None else self._job.depth
+        return self
+
+    # ---- the loop ----
+
+    def of(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The batches of an epoch, until :meth:`close`; each call gives the same iterator."""
+        if self._pass is None or self._pass[0] is not batches:
+            self.close()
+            self._pass = batches, self._read(batches)
+        return self._pass[1]
+
+    def begin(self, batch: Any) -> None:
+        """Notes that the forward of a batch begins.  The rows of those behind it are asked for."""
+        if self._job is None or not self._coming:
+            return
+        # a batch that the script has replaced stands where the first one stood
+        before = next((n for n, each in enumerate(self._coming) if each is batch), 0)
+        for _ in range(before + 1):
+            self._coming.popleft()
+        self._taken, self._said = (max(0, n - before - 1) for n in (self._taken, self._said))
+        while self._said < min(self.depth, len(self._coming)):
+            self._job.announce_batch(self._coming[self._said], self)
+            self._said += 1
+        self._job.give(batch)
+
+    def close(self) -> None:
+        """Ends the epoch."""
+        if self._pass is not None and isinstance(self._pass[1], Generator):
+            self._pass[1].close()
+        self._pass = None
+
+    # ---- AnnouncedBatches ----
+
+    def announce_batch(self, batch: Any, source: object) -> None:
+        """See :class:`AnnouncedBatches`."""
+        self._coming.append(batch)
+
+    def give(self, batch: Any) -> None:
+        """See :class:`AnnouncedBatches`: the loop has a batch, whose forward is yet to come."""
+        known = self._taken < len(self._coming) and self._coming[self._taken] is batch
+        if not known:  # it was read when the loop asked for it
+            self._coming.insert(self._taken, batch)
+        self._taken += 1
+
+    def withdraw(self, source: object = None) -> None:
+        """See :class:`AnnouncedBatches`."""
+        self._coming.clear()
+        self._taken = self._said = 0
+        if self._job is not None:
+            self._job.withdraw(self)
+
+
 def _check(args: TrainingArguments, grad_clip: GradClip | None) -> None:
     """Raises ValueError for arguments that cannot act in a trainer of a job."""
     job = present()
@@ -260,10 +362,4 @@ def _check(args: TrainingArguments, grad_clip: GradClip | None) -> None:
         raise ValueError(
             "overlap: expected gradient_accumulation_steps=1, for gradients leave during the first "
             "backward; leave overlap off"
-        )
-    ahead = 0 if job.strategy is None else job.strategy.a_sync_configs["look_ahead"]
-    if ahead:
-        raise ValueError(
-            f"look_ahead: expected 0 under PServerTrainer, got {ahead}: transformers' Trainer "
-            "reads its batches by itself, so none is known ahead"
         )

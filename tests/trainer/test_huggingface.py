@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from tests.support.eager_jobs import assert_same
@@ -199,18 +200,194 @@ def test_a_loop_of_accelerates_equals_the_plain_loop(servers: Servers) -> None:
     assert fleet.metrics()["steps"] == 3
 
 
+# ---- rows that are looked up ahead ----
+
+
+class Noted(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
+    """Writes a checkpoint after a step; of a model with tables the Trainer writes none."""
+
+    trainer: Any
+
+    def __init__(self, step: int, folder: Path) -> None:
+        self.step, self.folder = step, folder
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            self.trainer.save_model(str(self.folder))
+            self.trainer._save_rng_state(str(self.folder))
+            state.save_to_json(str(self.folder / "trainer_state.json"))
+
+
+class Replacing(PServerTrainer):
+    """One whose steps get other dicts than the loop has read."""
+
+    def get_batch_samples(self, *args: Any, **named: Any) -> Any:
+        found, count = super().get_batch_samples(*args, **named)
+        return [dict(each) for each in found], count
+
+
+def looked_up(
+    endpoints: str,
+    depth: int,
+    options: Any,
+    kind: type[PServerTrainer] = PServerTrainer,
+    resumes: str | None = None,
+    noted: Noted | Half | None = None,
+    sets: Any = None,
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """A model with a table, trained: its values, with its rows, and its metrics."""
+    strategy = DistributedStrategy()
+    strategy.a_sync_configs = {"modes": {"*": "sync"}, "look_ahead": depth}
+    begin(endpoints, strategy=strategy)
+    try:
+        model = bert()
+        model.bert.embeddings.word_embeddings = DistributedEmbedding(16, name="words")
+        optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05)
+        trainer = kind(
+            model,
+            options,
+            train_dataset=samples() if sets is None else sets,
+            eval_dataset=samples(8),
+            optimizers=(optimizer, None),
+        )
+        if noted is not None:
+            noted.trainer = trainer
+            trainer.add_callback(noted)
+        state = trained(trainer, resume_from_checkpoint=resumes)
+        drawn = {"drawn": torch.rand(3)}  # the script's random numbers go on alike
+        return {name: each.clone() for name, each in state.items()} | drawn, fleet.metrics()
+    finally:
+        fleet.finish()
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"gradient_accumulation_steps": 1},
+        {"gradient_accumulation_steps": 3, "eval_strategy": "steps", "eval_steps": 2},
+        RARE({"gradient_accumulation_steps": 1, "max_steps": 12}),
+        pytest.param(
+            {"dataloader_num_workers": 1, "dataloader_persistent_workers": True},
+            marks=[pytest.mark.long, pytest.mark.processes],
+        ),
+    ],
+    ids=["each batch a step", "three a step", "an early end", "a worker"],
+)
+def test_rows_of_its_batches_are_looked_up_ahead(
+    servers: Servers, tmp_path: Path, changed: Any, depth: int
+) -> None:
+    """To the bit as without, also where a step has several batches and evaluations come between."""
+    options = arguments(tmp_path, **RANDOM, **changed)
+    expected, before = looked_up(servers(2), 0, options)
+    found, metrics = looked_up(servers(2), depth, options)
+
+    assert_same(found, expected)
+    assert metrics["rows_ahead"] > before["rows_looked_up"] / 3
+    own, each = metrics["rows_looked_up"], before["rows_looked_up"]
+    more = metrics["rows_ahead"] + own - each  # of batches that no step has had
+    assert 0 < more < each / 2 if "max_steps" in changed else more == 0
+
+
+def test_an_epoch_goes_on_with_rows_ahead(servers: Servers, tmp_path: Path) -> None:
+    """From a checkpoint in the middle of an epoch, which was written while batches were read ahead:
+    with the batches that the loop had not had, to the bit.
+    """
+    options = arguments(tmp_path, **RANDOM, gradient_accumulation_steps=1)
+    written = list[dict[str, torch.Tensor]]()
+    for depth in (0, 2):
+        noted = Noted(11, tmp_path / f"checkpoint-{depth}")
+        looked_up(servers(1), depth, options, noted=noted)
+        written.append(read_checkpoint(noted.folder))
+    expected, _ = looked_up(servers(1), 0, options, resumes=str(tmp_path / "checkpoint-0"))
+    found, metrics = looked_up(servers(1), 2, options, resumes=str(tmp_path / "checkpoint-2"))
+
+    assert_same(written[1], written[0])
+    assert_same(found, expected)
+    assert metrics["rows_ahead"] > metrics["rows_looked_up"] > 0
+
+
+def read_checkpoint(folder: Path) -> dict[str, torch.Tensor]:
+    """Its values, and its random state."""
+    states = torch.load(folder / "rng_state.pth", weights_only=False)
+    values = safetensors.torch.load_file(folder / "model.safetensors")
+    return {**values, "random": states["cpu"]}
+
+
+class Drawing(torch.utils.data.Dataset[Any]):
+    """Samples that draw the script's random numbers."""
+
+    def __init__(self) -> None:
+        self.samples = samples()
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, number: int) -> Any:
+        shift = int(torch.randint(0, 3, ()))
+        return {**self.samples[number], "input_ids": self.samples[number]["input_ids"] // 2 + shift}
+
+
+def test_batches_that_draw_are_known_within_a_step(servers: Servers, tmp_path: Path) -> None:
+    """They are not read ahead of their step, which the loop reads whole: the others of a step are
+    known when its first forward begins.
+    """
+    options = arguments(tmp_path, gradient_accumulation_steps=3)
+    expected, before = looked_up(servers(2), 0, options, sets=Drawing())
+    found, metrics = looked_up(servers(2), 1, options, sets=Drawing())
+
+    assert_same(found, expected)
+    assert before["rows_looked_up"] / 3 < metrics["rows_ahead"] < before["rows_looked_up"] * 3 / 4
+
+
+class Persistent(PServerTrainer):
+    """One with a loader of its own, which gives the same iterator in every epoch."""
+
+    def get_train_dataloader(self) -> Any:
+        data: Any = samples()
+        made = torch.utils.data.DataLoader(data, 4, num_workers=1, persistent_workers=True)
+        made.collate_fn = transformers.default_data_collator
+        return made
+
+
+class Half(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
+    """Ends each epoch after four steps."""
+
+    trainer: Any
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_epoch_stop = state.global_step % 4 == 0
+
+
+@pytest.mark.processes
+def test_an_epoch_that_ends_early_leaves_nothing(servers: Servers, tmp_path: Path) -> None:
+    """The next one has its own batches, from the first on, also of the same iterator."""
+    options = arguments(tmp_path, gradient_accumulation_steps=1)
+    expected, before = looked_up(servers(1), 0, options, Persistent, noted=Half())
+    found, metrics = looked_up(servers(1), 2, options, Persistent, noted=Half())
+
+    assert_same(found, expected)
+    assert metrics["rows_ahead"] > before["rows_looked_up"] / 3
+
+
+def test_batches_that_a_subclass_replaces_are_looked_up_ahead(
+    servers: Servers, tmp_path: Path
+) -> None:
+    """They stand where the loop's stood."""
+    options = arguments(tmp_path, gradient_accumulation_steps=2)
+    expected, before = looked_up(servers(1), 0, options)
+    found, metrics = looked_up(servers(1), 1, options, Replacing)
+
+    assert_same(found, expected)
+    assert metrics["rows_ahead"] > before["rows_looked_up"] / 2
+
+
 # ---- what cannot be ----
 
 
 def overlapping() -> DistributedStrategy:
     strategy = DistributedStrategy()
     strategy.a_sync_configs = {"overlap": True}
-    return strategy
-
-
-def looking_ahead() -> DistributedStrategy:
-    strategy = DistributedStrategy()
-    strategy.a_sync_configs = {"look_ahead": 2}
     return strategy
 
 
@@ -221,7 +398,6 @@ def looking_ahead() -> DistributedStrategy:
         ({"auto_find_batch_size": True}, {}, "a trainer that begins again"),
         ({}, {"grad_clip": ClipGradByValue(1.0)}, "expected grad_clip or max_grad_norm, got both"),
         ({}, {"strategy": overlapping}, "expected gradient_accumulation_steps=1"),
-        ({}, {"strategy": looking_ahead}, "look_ahead: expected 0 under PServerTrainer, got 2"),
         ({}, {"is_collective": True}, "transformers.Trainer and torchrun are made for these"),
     ],
 )
