@@ -36,6 +36,7 @@ from transpiler.collective import (
 )
 from transpiler.distribute_config import DistributeTranspilerConfig
 from transpiler.given_programs import Given, given_programs, share, startup_programs, values_of
+from transpiler.inference.fed_ids import check_fed
 from transpiler.ir.updates import updates
 from transpiler.names.names import missing_member
 from transpiler.plan.modes import MODES
@@ -359,11 +360,8 @@ class DistributeTranspiler:
                     "overlap: gradients cannot leave early where grad_clip needs all of them on "
                     "the trainer"
                 )
-        if plan.tables and any(lane.look_ahead for lane in plan.lanes):
-            raise ValueError(
-                "look_ahead: expected 0 for a program, whose feeds are not known ahead; scripts "
-                "that train eagerly, with fleet, look rows up ahead"
-            )
+        ahead = [table.name for table in plan.tables if plan.lanes[table.lane].look_ahead]
+        check_fed([program.main for program in programs], ahead)
         self._log(plan)
         return plan
 

@@ -38,16 +38,19 @@ from trainer.executor.loaded_program import (
 )
 from trainer.executor.pserver_runtime import PServerRuntime, ServerValues, serve
 from trainer.executor.table_handle import TableHandle
+from trainer.samplers.read_ahead import read_for
 from transpiler.formats.program_file import check_values
 from transpiler.ir.graph import Role, Storage
 from transpiler.lower import Kernel
 from transpiler.names.names import missing_member
 from transpiler.plan.plan import Deployment, Execution
-from transpiler.plan.settings import check_flag
+from transpiler.plan.settings import MOST_LOOK_AHEAD, check_flag
 from transpiler.program import Program
 from transpiler.tracing.default_programs import default_main_program
+from transpiler.verify.evaluation import is_evaluation
 
 if TYPE_CHECKING:
+    from trainer.executor.feeds_ahead import FeedsAhead
     from trainer.executor.program_training import ProgramTraining
 
 
@@ -76,25 +79,39 @@ class _Feeds:
         self._inputs = [variable.name for variable in main.main.variables_of(Role.INPUT)]
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        for batch in self._dataset:
-            if not isinstance(batch, Mapping):
-                raise TypeError(
-                    f"{self._who}: expected batches that are dicts of tensors by slot, got "
-                    f"{type(batch).__name__}"
-                )
-            fed = dict[str, Tensor]()
-            for name, value in batch.items():
-                if isinstance(value, tuple):
-                    fed[name], fed[name + OFFSETS] = value
-                else:
-                    fed[name] = value
-            missing = [name for name in self._inputs if name not in fed]
-            if missing:
-                raise ValueError(
-                    f"{self._who}: expected slots for the inputs {', '.join(missing)}, got the "
-                    f"slots {', '.join(batch)}"
-                )
-            yield {name: fed[name] for name in self._inputs}
+        return map(self.of, self._dataset)
+
+    def ahead(self, program: Program, coming: FeedsAhead) -> Iterator[dict[str, Tensor]]:
+        """The same, read ahead, and announced as coming feeds of the program that runs."""
+        announced = coming.batches(
+            lambda batch, source: coming.announce(program, self.of(batch), source)
+        )
+        yield from map(self.of, read_for(announced, self._dataset))
+
+    def of(self, batch: Batch) -> dict[str, Tensor]:
+        """The feed of a batch.
+
+        Raises:
+            TypeError, ValueError: it does not feed the program.
+        """
+        if not isinstance(batch, Mapping):
+            raise TypeError(
+                f"{self._who}: expected batches that are dicts of tensors by slot, got "
+                f"{type(batch).__name__}"
+            )
+        fed = dict[str, Tensor]()
+        for name, value in batch.items():
+            if isinstance(value, tuple):
+                fed[name], fed[name + OFFSETS] = value
+            else:
+                fed[name] = value
+        missing = [name for name in self._inputs if name not in fed]
+        if missing:
+            raise ValueError(
+                f"{self._who}: expected slots for the inputs {', '.join(missing)}, got the "
+                f"slots {', '.join(batch)}"
+            )
+        return {name: fed[name] for name in self._inputs}
 
 
 class _Lines:
@@ -224,6 +241,7 @@ class Executor:
         self._compile = check_flag("compile", compile)
         # by the program's id; the reference says whether the id is still that program's
         self._loaded: dict[int, tuple[weakref.ref[Program], LoadedProgram]] = {}
+        self._coming = weakref.WeakKeyDictionary[LoadedProgram, "FeedsAhead"]()
         # what startup programs bound outside every scope_guard, for programs without values
         self._bound = Scope()
         self._rows: dict[str, tuple[Tensor, Tensor]] = {}  # the first rows of a server's tables
@@ -298,7 +316,9 @@ class Executor:
             loaded = self._load(program, execution)
             if loaded.trains:
                 self._warn_alone(program.deployment)
-            for each in feeds_of(feed, execution.iterations if loaded.trains else 1):
+            feeds = feeds_of(feed, execution.iterations if loaded.trains else 1)
+            ahead = self._ahead(program) if len(feeds) > 1 else None
+            for each in feeds if ahead is None else ahead[1].of_run(program, feeds):
                 found = self._step(program, loaded, each, fetches)
         self._scope.tensors.update((name, loaded.tensors[name]) for name in loaded.binds)
         if _is_of_server(program):
@@ -335,6 +355,64 @@ class Executor:
             for runtime in self._runtimes:
                 runtime.end_step()
         return found
+
+    def prefetch(self, program: ProgramToRun = None, feed: Feed = None) -> None:
+        """Announces the feed of a coming run: the rows that it will look up are asked for while the
+        runs before it are made, as by ``fleet.prefetch``.
+
+        For loops that call :meth:`run`; :meth:`train_from_dataset` reads ahead by itself.  Up to
+        ``strategy.a_sync_configs["look_ahead"]`` feeds are announced ahead, in the order of their
+        runs.  A run with another feed looks up its own rows, as do lookups whose ids come from rows
+        or parameters.  For a program without servers it has no effect.
+
+        Args:
+            program: a trainer's; the default main program if None.
+            feed: as of :meth:`run`.
+
+        Raises:
+            TypeError, ValueError: it is no program, or the feed does not fit it.
+            ValueError: ``look_ahead`` is 0, or the program trains no tables.
+
+        ::
+
+            for feed, following in itertools.zip_longest(feeds, feeds[1:]):
+                if following is not None:
+                    executor.prefetch(trainer_program, following)
+                executor.run(trainer_program, feed)
+        """
+        given = _main(program)
+        if not isinstance(given, Program):
+            raise TypeError(f"Executor.prefetch: expected a Program, got {type(given).__name__}")
+        if (ahead := self._ahead(program)) is not None:
+            main, announces = ahead
+            announces.announce(main, feed)
+            return
+        deployment = given.deployment
+        if deployment is not None and deployment.plan.collective is None:
+            raise ValueError(
+                'Executor.prefetch: expected strategy.a_sync_configs["look_ahead"] of 1 to '
+                f"{MOST_LOOK_AHEAD} and a trainer's program that trains tables, got another: "
+                "nothing is looked up ahead"
+            )
+
+    def _ahead(self, program: ProgramToRun) -> tuple[Program, FeedsAhead] | None:
+        """The program that runs, and its coming feeds; None where nothing is looked up ahead."""
+        main = _main(program)
+        if main.deployment is None or is_evaluation(main):
+            return None
+        deployment, plan = main.deployment, main.deployment.plan
+        ahead = any(plan.lanes[table.lane].look_ahead for table in plan.tables)
+        if deployment.trainer_id is None or not ahead:
+            return None
+        if self._closed:
+            raise ValueError("Executor: this Executor is closed")
+        main = global_scope().program(main)
+        given = program.execution if isinstance(program, CompiledProgram) else None
+        loaded = self._load(main, execution_in(main) if given is None else given)
+        if loaded not in self._coming:
+            runtime = self._runtime(main, deployment)
+            self._coming[loaded] = runtime.ahead(main, loaded.tensors, self._device_of(main))
+        return main, self._coming[loaded]
 
     def flush(self) -> None:
         """Waits until the servers have applied all that this Executor has sent, and receives their
@@ -680,8 +758,8 @@ class Executor:
         """
         lines = _Lines(fetch_list, fetch_info, print_period, debug)
         fed = _Feeds("train_from_dataset", program, dataset)
-        count = 0
-        for feed in lines.timed(fed):
+        count, ahead = 0, self._ahead(program)
+        for feed in lines.timed(fed if ahead is None else fed.ahead(*ahead)):
             count += 1
             values = self.run(program, feed, list(fetch_list) if lines.due(count) else None)
             lines.ran(count, values)

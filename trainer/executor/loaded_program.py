@@ -524,8 +524,8 @@ Value = Tensor | np.ndarray[Any, Any]
 Feed = Sequence[Value] | Mapping[str, Value] | None
 
 
-def check_feed(program: Program, feed: Feed, device: torch.device) -> dict[str, Tensor]:
-    """The feed by input name, on the device; arrays of numpy become tensors.
+def check_feed(program: Program, feed: Feed) -> dict[str, Tensor]:
+    """The feed by input name; arrays of numpy become tensors.
 
     Raises:
         TypeError: it is no tuple and no dict of tensors or arrays.
@@ -545,7 +545,7 @@ def check_feed(program: Program, feed: Feed, device: torch.device) -> dict[str, 
         if name not in named:
             raise ValueError(f"feed: expected the input {name!r}, {_words(variable)}, got none")
         _check(variable, named[name], sizes)
-    return {name: tensor.detach().to(device) for name, tensor in named.items()}
+    return {name: tensor.detach() for name, tensor in named.items()}
 
 
 def _by_name(names: list[str], feed: Feed) -> dict[str, Tensor]:
@@ -1083,11 +1083,8 @@ class LoadedProgram:
         Raises:
             TypeError, ValueError: the feed does not fit the program.
         """
-        values: dict[str, Any] = {
-            **self.tensors,
-            **self.tables,
-            **check_feed(program, feed, device),
-        }
+        fed = {name: each.to(device) for name, each in check_feed(program, feed).items()}
+        values: dict[str, Any] = {**self.tensors, **self.tables, **fed}
 
         dumped = () if self.dump is None else self.dump.names
         if self.dump is not None:

@@ -45,6 +45,7 @@ from transpiler.program import Program
 from transpiler.verify.evaluation import is_evaluation
 
 if TYPE_CHECKING:
+    from trainer.executor.feeds_ahead import FeedsAhead
     from trainer.executor.tables import ServedTables
 
 
@@ -391,7 +392,7 @@ class PServerRuntime:
         if program.storage is not None:
             self._share(program.storage)
         return {
-            **({} if self._tables is None else self._tables.kernels()),
+            **({} if self._tables is None else self._tables.kernels(not is_evaluation(program))),
             **(
                 {}
                 if self._averages is None
@@ -442,6 +443,21 @@ class PServerRuntime:
         """The values of the tables' variables, by name."""
         return {} if self._tables is None else self._tables.handles
 
+    def ahead(
+        self, program: Program, tensors: Mapping[str, Tensor], device: torch.device
+    ) -> FeedsAhead:
+        """The coming feeds of a program, whose rows are looked up ahead.
+
+        Args:
+            tensors: behind its persistent variables, by name.
+            device: where it runs.
+        """
+        from trainer.executor.feeds_ahead import FeedsAhead
+
+        look_ahead = self.communicator.look_ahead
+        assert look_ahead is not None and self._tables is not None, "the plan looks rows up ahead"
+        return FeedsAhead(program, tensors, self._tables, look_ahead, device)
+
     def refresh(self) -> None:
         """Takes, before a program runs, the values that a receiving thread has fetched."""
         lanes = self._deployment.plan.lanes
@@ -469,6 +485,8 @@ class PServerRuntime:
         self._compressed.forget()
         if self._started and self._tables is not None:
             self._tables.invalidate_caches()
+            if (look_ahead := self._communicator.look_ahead) is not None:
+                look_ahead.withdraw()
 
     def finish_row_lanes(self) -> None:
         """Ends, after a program has run, the step of every lane that has sent rows and receives no

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,10 +18,12 @@ from pserver.table.gradient import RowGradient
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.tables import CachingSource
 from trainer.embedding.embedding import DistributedEmbedding
+from trainer.embedding.joined_lookups import JoinedLookup
 from trainer.embedding.local_rows import LocalRows
 from trainer.embedding.rows import Arrived, RowSource
 from trainer.executor.table_handle import TableHandle
 from trainer.senders.served_rows import CHUNK_ROWS
+from transpiler.inference.fed_ids import ProgramLookup
 from transpiler.ir.graph import Op, Role, Storage
 from transpiler.ir.rules import Hparam, Rule
 from transpiler.ir.sparse_rows import RowKernels, SparseRows
@@ -184,7 +188,12 @@ class ServedHandle(RangeChecked):
     Args:
         source: returns the source to pull from; joins the servers if that has not been done.
         send: queues a gradient of a table, by name.
+
+    Attributes:
+        known_as: the name, for lookups of coming steps.
     """
+
+    known_as: str | None
 
     def __init__(
         self,
@@ -194,12 +203,24 @@ class ServedHandle(RangeChecked):
         send: Callable[[str, RowGradient], None],
     ) -> None:
         super().__init__(name, count)
+        self.known_as = name
         self.source = source
         self._send = send
 
     def pull(self, ids: Tensor) -> Tensor:
         """See :class:`TableHandle`."""
         return self.source().pull(self.checked(ids))
+
+    def lookup_of(self, given: Tensor, other: JoinedLookup | None = None) -> JoinedLookup | None:
+        """The lookup of unique ids, int64 [u]; None: one is out of range."""
+        try:
+            return JoinedLookup(given, self.checked(given), np.arange(len(given), dtype=np.int32))
+        except ValueError:
+            return None
+
+    def ids_to_pull(self, ids: Tensor) -> Tensor:
+        """See :class:`~trainer.embedding.rows.RowSource`."""
+        return self.source().ids_to_pull(ids)
 
     @contextmanager
     def stepping(self, gradient: SparseRows) -> Iterator[None]:
@@ -350,6 +371,7 @@ class ServedTables:
         for name, source in self._sources.items():
             for module in live(self._storage, name):
                 module.connect(source)
+                module.look_ahead = communicator.look_ahead  # where the script writes rows
                 module.initial_rows = None
 
     def invalidate_caches(self) -> None:
@@ -381,14 +403,28 @@ class ServedTables:
 
     # ---- kernels ----
 
-    def kernels(self) -> Mapping[str, Callable[..., Any]]:
-        """The kernels of lookups and of dividing gradients, by op type."""
+    def kernels(self, trains: bool) -> Mapping[str, Callable[..., Any]]:
+        """The kernels of lookups and of dividing gradients, by op type.
+
+        Args:
+            trains: whether they are a training program's, whose lookups may have been made ahead.
+        """
         return {
             "split_ids": self._split,
-            "prefetch": self._prefetch,
+            "prefetch": partial(self._prefetch, trains),
             "merge_ids": self._merge,
-            "distributed_lookup_table": self._pull,
+            "distributed_lookup_table": partial(self._pull, trains),
         }
+
+    def asked(self, lookup: ProgramLookup, ids: Sequence[Tensor]) -> Tensor:
+        """The ids that a lookup asks for, int64 [u], in its order.
+
+        Args:
+            ids: the values of its variables.
+        """
+        if lookup.split:
+            return torch.cat(self._divided(ids, lookup.padding_idx, self._plan.servers))
+        return self._unique(ids, lookup.padding_idx)[0]
 
     def send(self, name: str, parts: Sequence[SparseRows]) -> None:
         """Queues a table's gradient, whole or in parts by server."""
@@ -411,8 +447,11 @@ class ServedTables:
                 SparseRows(part.ids, part.rows, part.statistics)
                 for part in as_gradient(x[0]).divide(servers)
             ]
-        wanted, _ = self._arithmetic.wanted(x, padding_idx)
-        unique, _ = self._arithmetic.unique(wanted)
+        return self._divided(x, padding_idx, servers)
+
+    def _divided(self, x: Sequence[Tensor], padding_idx: Any, servers: int) -> list[Tensor]:
+        """The ids of lookups, each once, by server."""
+        unique, *_ = self._unique(x, padding_idx)
         if servers == 1:
             return [unique]
         order, offsets = id_arithmetic.partition(unique.numpy(), servers)
@@ -421,18 +460,41 @@ class ServedTables:
             for server in range(servers)
         ]
 
+    def _unique(
+        self, x: Sequence[Tensor], padding_idx: Any
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The ids of lookups, each once; the place of each among them; and the mask of those that
+        are no padding.
+        """
+        wanted, stays = self._arithmetic.wanted(x, padding_idx)
+        return (*self._arithmetic.unique(wanted), stays)
+
     def _prefetch(
-        self, op: Op, w: Sequence[ServedHandle], ids: Sequence[Tensor], **_: Any
+        self, trains: bool, op: Op, w: Sequence[ServedHandle], ids: Sequence[Tensor], **_: Any
     ) -> list[Tensor]:
         count = len(ids) // len(w)  # parts of each table
         parts = [ids[begin : begin + count] for begin in range(0, len(ids), count)]
         wanted = [table.checked(torch.cat(list(own))) for table, own in zip(w, parts, strict=True)]
-        ahead = self._together(w, wanted) if len(w) > 1 else [None]
+        arrived = [
+            self._made_ahead(table, own) if trains else None
+            for table, own in zip(w, wanted, strict=True)
+        ]
+        missing = [n for n, each in enumerate(arrived) if each is None]
+        if len(missing) > 1:
+            together = self._together([w[n] for n in missing], [wanted[n] for n in missing])
+            for n, each in zip(missing, together, strict=True):
+                arrived[n] = each
         rows = list[Tensor]()
-        for handle, own, all_ids, arrived in zip(w, parts, wanted, ahead, strict=True):
-            found = handle.source().pull(all_ids, arrived)
-            rows += torch.split(found, [len(part) for part in own])
+        for handle, own, all_ids, found in zip(w, parts, wanted, arrived, strict=True):
+            pulled = handle.source().pull(all_ids, found)
+            rows += torch.split(pulled, [len(part) for part in own])
         return rows
+
+    def _made_ahead(self, table: ServedHandle, ids: Tensor) -> Arrived | None:
+        """The rows of a lookup that was made ahead; None: it was not."""
+        look_ahead = (self._communicator or self._join()).look_ahead
+        lookup = None if look_ahead is None else look_ahead.claim(table, ids)
+        return None if lookup is None else lookup.arrived
 
     def _together(
         self, tables: Sequence[ServedHandle], wanted: Sequence[Tensor]
@@ -472,12 +534,14 @@ class ServedTables:
 
     def _pull(
         self,
+        trains: bool,
         op: Op,
         w: ServedHandle,
         ids: Sequence[Tensor],
         padding_idx: int | None = None,
         **_: Any,
     ) -> list[Tensor]:
-        wanted, stays = self._arithmetic.wanted(ids, padding_idx)
-        unique, inverse = self._arithmetic.unique(wanted)
-        return self._arithmetic.spread(w.pull(unique), inverse, stays, ids)
+        unique, inverse, stays = self._unique(ids, padding_idx)
+        arrived = self._made_ahead(w, w.checked(unique)) if trains else None
+        rows = w.source().pull(w.checked(unique), arrived)
+        return self._arithmetic.spread(rows, inverse, stays, ids)

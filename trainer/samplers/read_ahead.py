@@ -9,6 +9,8 @@ first batch of a pass may draw: a sampler draws its order there, and nothing of 
 between.)
 
 A position, a lease or a random state that is saved is that of the batch which the script has.
+So the batches of the job's own passes are read ahead within these, also where not the job's but a
+program's lookups are made ahead: :func:`read_for` says to the pass for whom.
 """
 
 from __future__ import annotations
@@ -17,6 +19,9 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,7 +33,7 @@ log = logging.getLogger(__name__)
 
 STAYS = (
     "look_ahead: this loader's batches are not read ahead, as %s: make them by num_workers of a "
-    "DataLoader, or announce ids by fleet.prefetch"
+    "DataLoader, or announce them by fleet.prefetch or Executor.prefetch"
 )
 
 
@@ -55,6 +60,43 @@ class AnnouncedBatches(Protocol):
         """Forgets the announced batches of a source: the script takes no more."""
 
 
+@dataclass(slots=True)
+class _Reader:
+    """Whose lookups are made ahead in the pass that begins.
+
+    Attributes:
+        taken: whether the pass has read it, and reads batches ahead.
+    """
+
+    announced: AnnouncedBatches
+    taken: bool = False
+
+
+_reader: ContextVar[_Reader | None] = ContextVar("_reader", default=None)
+
+
+def read_for(announced: AnnouncedBatches, data: Iterable[Any]) -> Iterator[Any]:
+    """The batches of a pass over the data, read ahead for these lookups.
+
+    One that is its own iterator is not: it goes on behind a pass that was left.
+    """
+    if not announced.depth or isinstance(data, Iterator):
+        return iter(data)
+    reader = _Reader(announced)
+    token = _reader.set(reader)
+    try:
+        batches = iter(data)
+        first = list(islice(batches, 1))  # a pass may begin with its first batch only
+    finally:
+        _reader.reset(token)
+
+    def whole() -> Generator[Any, None, None]:
+        yield from first
+        yield from batches
+
+    return whole() if reader.taken else ReadAhead(lambda: announced)(whole())
+
+
 class ReadAhead:
     """Reads the batches of one loader ahead, in passes in which rows are looked up ahead.
 
@@ -71,6 +113,8 @@ class ReadAhead:
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The same batches.  A pass without gradients is an evaluation, which is not read ahead."""
         announced = self._announced()
+        if (reader := _reader.get()) is not None:
+            announced, reader.taken = reader.announced, True
         if announced is None or not announced.depth or not torch.is_grad_enabled():
             return batches
         return self._ahead(batches, announced)
