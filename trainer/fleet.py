@@ -510,10 +510,8 @@ def shard(loader: Iterable[Any], seed: int | None = None, progress: bool = False
         parts = job.role.trainers
     else:
         place, parts = job.place_in_data()
-        ahead = ReadAhead(job.look_ahead)
         # one that is its own iterator goes on behind a pass that the script has left
-        if isinstance(loader, Iterator):
-            ahead = ReadAhead(lambda: None)
+        ahead = ReadAhead(job.look_ahead, goes_on=isinstance(loader, Iterator))
         mine = _shard(loader, parts, place, seed, job.passes, known, lambda: _leases(job), ahead)
         if mine is loader and job.role.role is Role.TRAINER:
             mine = BatchesAhead(loader, ahead)

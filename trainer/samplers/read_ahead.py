@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -89,12 +89,8 @@ def read_for(announced: AnnouncedBatches, data: Iterable[Any]) -> Iterator[Any]:
         first = list(islice(batches, 1))  # a pass may begin with its first batch only
     finally:
         _reader.reset(token)
-
-    def whole() -> Generator[Any, None, None]:
-        yield from first
-        yield from batches
-
-    return whole() if reader.taken else ReadAhead(lambda: announced)(whole())
+    whole = chain(first, batches)
+    return whole if reader.taken else ReadAhead(lambda: announced)(whole)
 
 
 class ReadAhead:
@@ -102,10 +98,14 @@ class ReadAhead:
 
     Args:
         announced: returns the job's lookups of coming batches; None: there are none.
+        goes_on: whether the loader goes on behind a pass that was left, and would lose what was
+            read ahead: it is not.
     """
 
-    def __init__(self, announced: Callable[[], AnnouncedBatches | None]) -> None:
-        self._announced = announced
+    def __init__(
+        self, announced: Callable[[], AnnouncedBatches | None], goes_on: bool = False
+    ) -> None:
+        self._announced, self._goes_on = announced, goes_on
         self._may: bool | None = None  # whether batches may be read ahead; None: not known yet
         # batches that were read while it is not known, with copies
         self._watched: deque[tuple[list[Tensor], list[Tensor]]] = deque()
@@ -115,7 +115,9 @@ class ReadAhead:
         announced = self._announced()
         if (reader := _reader.get()) is not None:
             announced, reader.taken = reader.announced, True
-        if announced is None or not announced.depth or not torch.is_grad_enabled():
+        if announced is None or not announced.depth or self._goes_on:
+            return batches
+        if not torch.is_grad_enabled():
             return batches
         return self._ahead(batches, announced)
 

@@ -7,7 +7,6 @@ Real servers in this process; a thread a trainer.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -437,14 +436,31 @@ def test_a_jobs_pass_counts_the_batches_that_are_given(begins: bool) -> None:
     assert counts == list(range(1, 10)) if begins else counts[4] == 7
 
 
+def test_a_pass_that_goes_on_is_not_read_ahead() -> None:
+    """A job's pass over an iterator, which would lose what was read; a generator is not closed."""
+    left = (each for each in range(9))
+    ahead = ReadAhead(lambda: None, goes_on=True)
+
+    class Data:
+        def __iter__(self) -> Iterator[int]:
+            return ahead(left)
+
+    for each in read_for(Noted(), Data()):
+        if each == 5:
+            break
+
+    assert list(left) == [6, 7, 8]
+
+
 def test_an_iterator_is_not_read_ahead(servers: Servers) -> None:
     """It goes on where a pass was left."""
 
     def how(player: Player) -> None:
-        batches = iter([{"ids": ids, "y": y} for ids, y in player.data])
-        for _ in range(2):
-            part = itertools.islice(batches, STEPS // 2)
-            assert player.executor.train_from_dataset(player.program, part) == STEPS // 2
+        good: list[Any] = [{"ids": ids, "y": y} for ids, y in player.data]
+        batches = iter([*good[:9], {"y": good[9]["y"]}, *good[9:]])
+        with pytest.raises(ValueError, match="expected slots for the inputs ids"):
+            player.executor.train_from_dataset(player.program, batches)
+        assert player.executor.train_from_dataset(player.program, batches) == STEPS - 9
 
     found = play(servers(1), 2, how=how)
     assert_equal(found, play(servers(1), 0, how=how))
