@@ -20,7 +20,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from trainer import fleet
+from trainer import DistributedEmbedding, fleet
 from trainer.huggingface import PServerTrainer
 
 ACCUMULATED, RATE, WARM_UP = 2, 1e-3, 3
@@ -100,5 +100,29 @@ def main(folder: Path, resumes: bool) -> None:
     (folder / f"said by {number}.json").write_text(json.dumps(said))
 
 
+def with_table(folder: Path, depth: int) -> None:
+    """Trains a model with a table, whose rows are looked up ahead, and writes its values."""
+    strategy = fleet.DistributedStrategy()
+    strategy.a_sync_configs = {"modes": {"*": "sync"}, "look_ahead": depth}
+    fleet.init(strategy=strategy)
+    number, model = fleet.worker_index(), bert()
+    model.bert.embeddings.word_embeddings = DistributedEmbedding(16, name="words")
+    trainer = PServerTrainer(
+        model,
+        arguments(folder, train_sampling_strategy="random"),
+        train_dataset=samples(52),
+        optimizers=(torch.optim.Adagrad(model.parameters(), lr=0.05), None),
+    )
+    trainer.train()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    counts = fleet.metrics()
+    fleet.finish()
+    torch.save(state, folder / f"state of {number}.pt")
+    (folder / f"said by {number}.json").write_text(json.dumps(counts))
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), "resume" in sys.argv[2:])
+    if sys.argv[2:3] == ["ahead"]:
+        with_table(Path(sys.argv[1]), int(sys.argv[3]))
+    else:
+        main(Path(sys.argv[1]), "resume" in sys.argv[2:])

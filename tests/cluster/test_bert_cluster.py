@@ -94,6 +94,22 @@ def test_two_trainers_fine_tune_what_a_plain_script_does(servers: Servers, tmp_p
     assert_same(dict(loaded.state_dict()), states[0])
 
 
+@pytest.mark.long  # tests/trainer/test_huggingface.py stands for it
+def test_rows_are_looked_up_ahead_on_two_trainers(tmp_path: Path) -> None:
+    """Each of its own part of the samples, in random order: to the bit as without."""
+    states = []
+    for depth in (0, 2):
+        out = tmp_path / str(depth)
+        out.mkdir()
+        launched(tmp_path, "2 x 2", str(SCRIPT), str(out), "ahead", str(depth))
+        states += [torch.load(out / f"state of {number}.pt") for number in range(2)]
+    counts = [json.loads((out / f"said by {number}.json").read_text()) for number in range(2)]
+
+    for each in states[1:]:
+        assert_same(each, states[0])
+    assert all(each["rows_ahead"] > each["rows_looked_up"] for each in counts)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_example_learns_what_is_praised(tmp_path: Path) -> None:
