@@ -637,7 +637,8 @@ class ExternalWrites:
 
         Args:
             everything: whether all elements are to be compared where the last received values are
-                known; otherwise only counters and samples show a write.
+                known; otherwise only counters and samples show a write, except in the steps in
+                which everything is compared.
 
         Returns:
             The variables to compare, for :meth:`held_back`.
@@ -645,7 +646,7 @@ class ExternalWrites:
         held_back, received = self._script.held_back, self._received_names
         counted, pending = self._changed()
         held_back.update(self._checked([*counted, *pending.found()]))
-        if everything and self._received.holds(received):
+        if (everything or self._compares_everything()) and self._received.holds(received):
             return received
         return [name for name in received if name in held_back]
 
