@@ -216,7 +216,9 @@ def _run(loss: Loss, servers: Sequence[TwinServer]) -> list[InstalledProgram]:
         if loss.again:
             another = Process(loss, endpoints, victim.number)
             another.communicator.start()
-            running.append(pool.submit(_steps, another, 2))
+            # as far as the others, which it may bound, and they it
+            left = loss.steps - another.communicator.lanes[0].step
+            running.append(pool.submit(_steps, another, max(left, 2)))
             others.append(another)
         for done in running:
             done.result(timeout=TIMEOUT_SECONDS)
