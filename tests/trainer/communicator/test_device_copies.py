@@ -90,7 +90,9 @@ def test_gradients_and_parameters_cross_on_a_side_stream(
     seen = []
 
     class Seen(DeviceCopy):
-        def _copy(self, source: torch.Tensor, target: torch.Tensor) -> PendingCopy:
+        def _copy(
+            self, source: torch.Tensor, target: torch.Tensor, unless: torch.Tensor | None = None
+        ) -> PendingCopy:
             host = source if target.is_cuda else target
             seen.append(
                 (
@@ -99,7 +101,7 @@ def test_gradients_and_parameters_cross_on_a_side_stream(
                     self.stream != torch.cuda.current_stream(self.device),
                 )
             )
-            return super()._copy(source, target)
+            return super()._copy(source, target, unless)
 
     monkeypatch.setattr("trainer.senders.parameters.DeviceCopy", Seen)
     torch.backends.cudnn.deterministic = True
@@ -325,6 +327,17 @@ def test_a_write_that_a_device_finds_goes_before_the_gradient_of_its_step(
 
     for (name, mine), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
         assert torch.equal(mine, theirs), name
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_finds_a_write_while_the_next_step_is_queued(servers: Servers) -> None:
+    """As above, on a GPU: what is trained is what plain torch trains there."""
+    model, reference = net("cuda:0"), net("cuda:0")
+    looked_at(model, joined(servers(2), model, strategy=strategy_of({})), 5, flush=True)
+    fleet.finish()
+
+    assert_near(model, looked_at(reference, adam(reference), 5, flush=True))
 
 
 def strided(model: nn.Module) -> nn.Module:
