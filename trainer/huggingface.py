@@ -207,7 +207,7 @@ class PServerTrainer(transformers.Trainer):
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
-        present().loaded()
+        present().spread()
 
 
 class TrainerLoader:

@@ -379,7 +379,7 @@ class PServerStrategy(Strategy):
             fleet.load(self._tables_from)
         else:
             super().load_model_state_dict(checkpoint, strict)
-            job.loaded()
+            job.spread()
         said = checkpoint.get(KEY)
         if said is not None and job.optimizers:
             job.passes.count = int(said["passes"])

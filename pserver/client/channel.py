@@ -205,17 +205,21 @@ class Channel(RetryingStream):
         return reply
 
     def load(
-        self, values: NamedTensors, metadata: Mapping[str, Mapping[str, Any]] | None = None
+        self,
+        values: NamedTensors,
+        metadata: Mapping[str, Mapping[str, Any]] | None = None,
+        anew: Iterable[str] = (),
     ) -> Future[Reply]:
         """Replaces variables, or rows of tables (arrays NAME@ids, NAME@values, NAME@state.KEY).
 
         Args:
             metadata: by table, what is known of it besides its rows.
+            anew: slices whose optimizer states begin anew, unless some are among the values.
         """
         reply = self._begin("load")
         self._post(Kind.VALUE, 0, values)
         said = {name: json.dumps(known) for name, known in (metadata or {}).items()}
-        self._put((Frame(kind=Kind.COMMIT, step=0, commit=Commit(metadata=said)), ()))
+        self._put((Frame(kind=Kind.COMMIT, step=0, commit=Commit(metadata=said, absent=anew)), ()))
         return reply
 
     def lookup(

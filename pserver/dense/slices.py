@@ -198,7 +198,8 @@ class SliceStore:
         """Takes over copies of values and states.
 
         Args:
-            values: variable name -> tensor.
+            values: variable name -> tensor.  A slice that comes without states has none then, as
+                before its first update.
 
         Raises:
             Unprepared: nothing of one of the names is held here.
@@ -206,13 +207,25 @@ class SliceStore:
         for name, value in values.items():
             with self.writing([name]):
                 self.destination(name, NAMES[value.dtype], tuple(value.shape)).copy_(value.detach())
-        self.loaded()
+        self.loaded(values.keys() & self.updates.keys())
 
-    def loaded(self) -> None:
+    def loaded(self, anew: Iterable[str] = ()) -> None:
         """Takes over the states that were written since the last call; see :meth:`destination`.
         Where one is refused, none of them comes with a later call.
+
+        Args:
+            anew: slices that begin anew where none of their states was written.
+
+        Raises:
+            Unprepared: no such slice is updated here.
         """
         loading, self._loading = self._loading, {}
+        for name in anew:
+            if name not in self.updates:
+                raise Unprepared(
+                    f"no slice {name!r} is updated on this server; it updates {_some(self.updates)}"
+                )
+            loading.setdefault(name, {})
         for name, states in loading.items():
             self.updates[name].load(states)
 

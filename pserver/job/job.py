@@ -581,18 +581,22 @@ class Job:
         # a program that was kept in a file may name servers of another day
         return links.connect(deployment, decisions, self._coordinator or deployment.endpoints[0])
 
-    def loaded(self, member: Member) -> Outcome:
+    def loaded(self, member: Member, anew: Iterable[str] = ()) -> Outcome:
         """Takes the values that trainer 0 has sent (COMMIT with step 0): from now on they count.
         Where it is absent, :attr:`Membership.first` sends them.
 
+        Args:
+            anew: slices whose optimizer states begin anew.
+
         Raises:
             Refused: another trainer has sent them.
+            Unprepared: no such slice is updated here.
         """
         with self.condition:
             self.check_loads(member, "values")
             installed = self.installed()
             slices = installed.slices
-            slices.loaded()
+            slices.loaded(anew)
             installed.discard_snapshots()
         if installed.recording.on:
             with installed.quiesce.paused():

@@ -635,7 +635,7 @@ class TensorService:
         """Ends an upload, which counts once."""
         with self._upload(header, last=True) as new:
             if new:
-                outcome = self._job.loaded(self._member)
+                outcome = self._job.loaded(self._member, header.commit.absent)
             else:
                 outcome = Outcome(self._job.installed().version, 0)
         self._answer((), lambda: outcome)

@@ -78,14 +78,15 @@ class StateTransfer:
         some.
 
         Args:
-            optimizers: the optimizers whose states are loaded; the servers keep the others' states.
-                None: all.
+            optimizers: the optimizers whose states are loaded, and begin anew where they have
+                none; the servers keep the others' states.  None: all.
         """
         held = ((name, self._slices.read(name)) for name in self._slices.held(client.index))
         chosen = self._optimizers if optimizers is None else optimizers
         with self._lane.turn:
             states = self._present_states(client.index, chosen)
-            first_of([client.channels[0].load(chain(held, states))])
+            anew = self._stepped_by(client.index, chosen)
+            first_of([client.channels[0].load(chain(held, states), anew=anew)])
 
     def upload_buffers(self) -> None:
         """Loads the buffers of a job's only trainer into the servers.  No step has sent them; the
@@ -106,6 +107,22 @@ class StateTransfer:
             if held:
                 with self._lane.turn:
                     first_of([client.channels[0].load(held)])
+
+    def _stepped_by(self, server: int, optimizers: Sequence[torch.optim.Optimizer]) -> list[str]:
+        """The slices of a server that it updates by the rules of these optimizers."""
+        owned = {
+            parameter
+            for each in optimizers
+            for group in each.param_groups
+            for parameter in group["params"]
+        }
+        placements = {name: self._slices.owner(name)[0] for name in self.slice_states[server]}
+        return [
+            name
+            for name, placement in placements.items()
+            if self._tensors[placement.name] in owned
+            and not self._plan.lane_of(placement).kind.steps_on_trainer
+        ]
 
     def _present_states(
         self, server: int, optimizers: Sequence[torch.optim.Optimizer]

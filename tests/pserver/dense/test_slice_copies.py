@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pserver.dense.slices import SliceCopies, SliceStore
+from pserver.errors import Unprepared
 from transpiler.distribute import plan_parameters, pserver_program
 from transpiler.files.files import pieces
 from transpiler.ir.rules import Rule
@@ -73,3 +74,23 @@ def test_what_was_written_is_given_up() -> None:
 
     assert held == [len(whole) - number for number in (0, *range(len(whole)))] and len(whole) > 5
     assert not copies.copies and all(each() is None for each in references.values())
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_values_that_are_loaded_without_states_begin_anew(kind: str) -> None:
+    """As of a server's files of before the first step: what the server had learned is gone."""
+    of, new = store(RULES[kind]), store(RULES[kind])
+    before = {name: tensor.clone() for name, tensor in of.tensors()}
+    step(of, RULES[kind], 0)
+    of.load(before)
+    assert dict(of.tensors()).keys() == before.keys()
+    for each in (of, new):
+        step(each, RULES[kind], 1)
+    for name, tensor in new.tensors():
+        assert torch.equal(of.copy(name), tensor), name
+
+
+def test_no_slice_that_is_not_updated_begins_anew() -> None:
+    """A trainer of another plan."""
+    with pytest.raises(Unprepared, match="no slice 'mean.block0' is updated"):
+        store(RULES["adam"]).loaded(["mean.block0"])
