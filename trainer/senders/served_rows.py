@@ -22,7 +22,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
@@ -136,16 +135,16 @@ class Lookups:
 
     # ---- requests ----
 
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """The time of one request.  A stream has one at a time, so where Ctrl-C has interrupted the
-        wait for the one before its answers come first: they would be taken for this one's.
+    def _begin(self) -> None:
+        """Begins a request.  The caller has the turn, by ``with self._one``: in a context manager
+        of ours Ctrl-C could come when the lock is taken, and before anyone is to release it.
+
+        A stream has one request at a time, so where Ctrl-C has interrupted the wait for the one
+        before its answers come first: they would be taken for this one's.
         """
-        with self._one:
-            if self._replies:
-                wait(self._replies)
-                self._replies.clear()
-            yield
+        if self._replies:
+            wait(self._replies)
+            self._replies.clear()
 
     def _await(self) -> None:
         """Waits for all replies of the turn's request."""
@@ -164,7 +163,8 @@ class Lookups:
     def pull_all(self, asked: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The rows of unique ids of several tables, in one request to each server."""
         began = now() if SPANS.on else 0.0
-        with self._turn():
+        with self._one:
+            self._begin()
             rows = self._look_up(asked, self._divided(asked))
         self.lookups += 1
         count = sum(map(len, asked.values()))
@@ -229,7 +229,8 @@ class Lookups:
         """
         began = now() if SPANS.on else 0.0
         divided = self._divided(asked)
-        with self._turn():
+        with self._one:
+            self._begin()
             self._kept += 1
             kept = KeptLookup(self._kept, dict(asked), divided, {})
             kept.rows = self._look_up(asked, divided, kept.number)
@@ -261,7 +262,8 @@ class Lookups:
         """
         began = now() if SPANS.on else 0.0
         changed = 0
-        with self._turn():
+        with self._one:
+            self._begin()
             replies, arrived = dict[int, Future[Reply]](), dict[int, Arrays]()
             for server in range(len(self._clients)):
                 own = [name for name in names if len(kept.ids_of(name, server))]
@@ -327,7 +329,8 @@ class Lookups:
         for server, client in enumerate(self._clients):
             cursor, returned = 0, client.returned
             while cursor >= 0:
-                with self._turn():
+                with self._one:
+                    self._begin()
                     arrived = Arrays()
                     reply = self._channel(server, [name]).scan(
                         name, cursor, CHUNK_ROWS, _into(arrived), changed, materialized
@@ -346,7 +349,8 @@ class Lookups:
 
     def mark_saved(self, name: str) -> None:
         """Tells the servers that all changes of a table until now have been saved."""
-        with self._turn():
+        with self._one:
+            self._begin()
             for server in range(len(self._clients)):
                 self._replies.append(self._channel(server, [name]).mark_saved(name))
                 self._await()
@@ -363,13 +367,15 @@ class Lookups:
             own = part.divide(len(self._clients))[server]
             rows = own.rows.to(DTYPES[self.tables[name].computes_in]).contiguous()
             arrays = [(f"{name}@ids", own.ids), (f"{name}@values", rows)]
-            with self._turn():
+            with self._one:
+                self._begin()
                 self._replies.append(self._channel(server, [name]).load(arrays))
                 self._await()
 
     def reset(self, name: str, metadata: Mapping[str, Any]) -> None:
         """Empties a table on every server, and sets its metadata."""
-        with self._turn():
+        with self._one:
+            self._begin()
             for server in range(len(self._clients)):
                 part = {name: counts.part(metadata, server)}
                 self._replies.append(self._channel(server, [name]).load([], part))
@@ -380,7 +386,8 @@ class Lookups:
         arrays = {
             key: torch.from_numpy(np.ascontiguousarray(array)) for key, array in chunk.items()
         }
-        with self._turn():
+        with self._one:
+            self._begin()
             for server, own in enumerate(_chosen(chunk["ids"], len(self._clients))):
                 parts = [
                     (f"{name}@{key}", array[own] if _by_row(key) else array)

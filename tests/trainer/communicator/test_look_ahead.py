@@ -7,11 +7,13 @@ Real servers in this process.
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -446,6 +448,37 @@ def test_a_lookup_that_ctrl_c_ends_has_no_part_in_the_next_one(
             emb(torch.arange(500))
         assert torch.equal(emb(torch.arange(1000, 3000)), expected)
     assert interrupted.waits == 2
+
+
+def test_ctrl_c_keeps_no_turn() -> None:
+    """Wherever a function of Python's returns, where signals are looked for; the error is kept, as
+    a notebook keeps it, and with it the frames.
+    """
+    before, kept = sys.gettrace(), list[BaseException]()
+    for count in itertools.count(1):
+        lookups, left = Lookups([]), count
+
+        def trace(frame: FrameType, event: str, argument: object) -> Any:
+            nonlocal left
+            left -= event == "return"
+            if not left:
+                raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            lookups.pull_all({})
+        except KeyboardInterrupt as error:
+            kept.append(error)
+        finally:
+            sys.settrace(before)
+        following = threading.Thread(target=lookups.pull_all, args=({},), daemon=True)
+        following.start()
+        following.join(10.0)
+        assert not following.is_alive(), f"it waits for a turn, after return {count}"
+        if len(kept) < count:
+            break
+    assert len(kept) > 3
 
 
 def test_a_refresh_that_ctrl_c_ends_is_not_taken_for_known(
