@@ -679,11 +679,20 @@ class Communicator:
             hparams: the present hyper-parameters of every group.
             overflow: a gradient was not finite: no trainer takes this step.
             lanes: the lanes to close, as a program closes its lanes one after another; None: all.
+
+        Raises:
+            RuntimeError: the step before was interrupted between this call and
+                :meth:`finish_step`; or this trainer has left.
+            PServerError: what ended the job.
         """
         self.check()
         self.position.answer()
         chosen = list(range(len(self.lanes))) if lanes is None else list(lanes)
-        assert not self._closed.intersection(chosen), "one step at a time"
+        if self._closed.intersection(chosen):
+            raise RuntimeError(
+                f"step {self.step} was interrupted, as by Ctrl-C, before its answers were taken "
+                "in, and no other can follow: end the job, and begin again from a checkpoint"
+            )
         if not self._closed:
             self.step += 1
             for client in self.clients:
