@@ -446,6 +446,8 @@ class AsyncSender:
         """Waits for the devices that look for external writes, and notes the values that have been
         received meanwhile.  A message that waits gets the writes before its steps.
         """
+        if not self.writes.looks:
+            return
         self.writes.resolve()
         unsettled, self._unsettled = self._unsettled, []
         for values, memory in unsettled:
@@ -522,7 +524,7 @@ class AsyncSender:
         try:
             while (message := self._next()) is not None:
                 message.wait_for_copies()
-                if message.found:
+                if message.looks and message.found:
                     with self._changed:
                         self._changed.wait_for(lambda: message.settled or self._stopping)
                 message.merge(self._lane.merge)

@@ -450,7 +450,7 @@ class ParameterSlices:
 
     def wait_for(self, memory: Iterable[torch.Tensor]) -> None:
         """Waits for the copies of :meth:`write_from` from this memory."""
-        for tensor in memory:
+        for tensor in memory if self._leaving else ():
             copy = self._leaving.pop(tensor.untyped_storage().data_ptr(), None)
             if copy is not None:
                 copy.synchronize()

@@ -534,7 +534,8 @@ class ExternalWrites:
         """Finds the writes that devices have compared meanwhile; called before the step is
         closed.
         """
-        self.resolve()
+        if self.looks:
+            self.resolve()
         return self._suspects([], []) if self._late else None
 
     def defer(self) -> bool:

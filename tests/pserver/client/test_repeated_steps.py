@@ -230,6 +230,13 @@ def test_a_step_that_comes_again_waits_for_the_staleness_bound_too(serve) -> Non
     assert held(job) == 3.0
 
 
+@pytest.fixture
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each slice is updated by itself: small ones are not joined."""
+    monkeypatch.setattr("pserver.dense.update.JOINT_BYTES", 1)
+
+
+@pytest.mark.usefixtures("one_by_one")
 def test_a_step_that_comes_again_while_it_is_applied_joins_it(serve) -> None:
     """The slice is held, the connection breaks, the step comes again: applied once, answered on the
     new stream.
@@ -333,6 +340,7 @@ def test_loading_never_takes_marks_back(serve) -> None:
     assert held(job) == 2.0
 
 
+@pytest.mark.usefixtures("one_by_one")
 def test_a_save_has_values_and_marks_of_one_moment(serve) -> None:
     """A step that has changed one slice and not yet the other is waited for."""
     job, port = serve()
@@ -352,6 +360,7 @@ def test_a_save_has_values_and_marks_of_one_moment(serve) -> None:
     assert (held(other, "v"), held(other, "w"), *again.join().steps) == (1.0, 1.0, 1)
 
 
+@pytest.mark.usefixtures("one_by_one")
 def test_an_update_that_fails_ends_the_job(serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody knows what the slice holds: a step that comes again is told so, and does not wait for
     ever.
