@@ -68,6 +68,11 @@ def test_a_strategy_that_agrees_with_the_configuration_is_taken(single: Single) 
         ("qat", True, "strategy.qat: no job reads it"),
         ("a_sync_configs", {"embeddings": ["emb"]}, "acts in fleet.init only"),
         ("a_sync_configs", {"outer_optimizer": {"type": "sgd"}}, "outer_optimizer=.* no effect"),
+        (
+            "a_sync_configs",
+            {"staleness": 0, "send_queue_size": 1},
+            "staleness=0, which makes the mode sync; it is read in mode async",
+        ),
     ],
 )
 def test_a_strategy_whose_settings_cannot_act_in_a_program_raises(

@@ -176,6 +176,7 @@ def ineffective(strategy: DistributedStrategy) -> list[str]:
     choices = list(_choices(strategy))
     own, chosen = _own(strategy)
     modes = list(dict.fromkeys(mode for _, mode in choices))
+    effective = list(dict.fromkeys(_effective(mode, settings).name for mode in modes))
     by = f"modes={dict(settings['modes'])!r}" if settings["modes"] else chosen
     found = [said for pattern, mode in choices if (said := _lacking(pattern, mode, settings))]
     patterns = list(settings["modes"])
@@ -186,7 +187,7 @@ def ineffective(strategy: DistributedStrategy) -> list[str]:
         )
     found += [
         f"a_sync_configs: {key}={settings[key]!r} has no effect with {by}, which makes the mode "
-        f"{', '.join(mode.name for mode in modes)}; {_readers(key)}"
+        f"{', '.join(effective)}; {_readers(key)}"
         for key in _set_keys(strategy)
         if not _has_effect(key, modes, own, settings)
     ]
@@ -200,7 +201,6 @@ def ineffective(strategy: DistributedStrategy) -> list[str]:
             "strategy.gradient_scale_configs.scale_strategy: servers scale what they merge, and "
             "mode 'collective' averages gradients among the trainers; leave one of the two out"
         )
-    effective = [_effective(mode, settings).name for mode in modes]
     return [*found, *_of_other_modes(strategy, effective, by)]
 
 
