@@ -122,7 +122,9 @@ class AsyncSlices:
         """
         changed = step.assignments.keys() | (() if step.skipped else step.gradients.keys())
         updated = [name for name in names if name in changed and name in self._updates]
-        for name in step.assignments.keys() & names - self._updates.keys():
+        for name in names:
+            if name in self._updates or name not in step.assignments:
+                continue
             with self._locks[name], self._writing((name,)):
                 step.assignments[name].write(self._variables[name])
         match updated:

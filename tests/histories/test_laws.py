@@ -1,6 +1,4 @@
-"""What the laws judge by, where it follows from a few commands: without sockets and without a
-clock.
-"""
+"""The facts that the laws judge by, from a few commands: without sockets and without a clock."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class AnnouncedBatches(Protocol):
 
 @dataclass(slots=True)
 class _Reader:
-    """Whose lookups are made ahead in the pass that begins.
+    """The reader whose lookups the pass that begins makes ahead.
 
     Attributes:
         taken: whether the pass has read it, and reads batches ahead.

@@ -525,7 +525,7 @@ class AsyncSender:
             while (message := self._next()) is not None:
                 message.wait_for_copies()
                 if message.looks and message.found:
-                    with self._changed:
+                    with self._changed:  # the script's thread settles it, at the latest in its end
                         self._changed.wait_for(lambda: message.settled or self._stopping)
                 message.merge(self._lane.merge)
                 self._exchange(message, omit_values := self._omits_values())

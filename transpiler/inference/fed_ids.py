@@ -22,7 +22,7 @@ from transpiler.ir.table_ops import LOOKUPS, table_name
 
 @dataclass(frozen=True, slots=True)
 class ProgramLookup:
-    """What a program looks up in one table at once.
+    """One lookup of a program, in one table.
 
     Attributes:
         table: its name.

@@ -39,7 +39,7 @@ def no_trainer_stays() -> Iterator[None]:
 
 
 def damped(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Whose first step is another one than from a momentum of zeros."""
+    """An optimizer whose first step differs from one with a momentum of zeros."""
     return torch.optim.SGD(parameters, lr=0.125, momentum=0.5, dampening=0.25)
 
 

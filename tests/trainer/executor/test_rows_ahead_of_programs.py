@@ -125,7 +125,7 @@ def play(
     how: Callable[[Player], None] = Player.passes,
     **fields: Any,
 ) -> Played:
-    """What a job has learned, as trainer 0 reads it."""
+    """The values that a job has learned, as trainer 0 reads them."""
     made = []
     for number in range(trainers):
         model, main, startup = begun(number, kind, make)
