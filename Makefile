@@ -1,7 +1,7 @@
 # make demo     two parameter servers and two trainers learn handwritten digits, on this machine
 # make demo-clicks     MovieLens-100K on 2 servers and 2 trainers, of which one is killed, beside one process alone
 # make test     the test suite: of every class of tests one or more, in some minutes; what fails runs once more at the end, alone
-# make test-fast    without processes and without what takes long: in a minute, with the coverage
+# make test-fast    without processes and without what takes long: in a minute; ARGS=--cov shows the coverage
 # make bench    a table of ratios, each against something measured in the same run; ONLY=wire takes the rows named so, ONLY=gate those that a change of the engine can spoil, in ten minutes
 # make mutants FILES='pserver/leases/*.py' TESTS=tests/pserver/leases     small faults of the product: which do these tests not see?
 # make check-wheel     builds the sdist and the wheel, and runs the examples from the installed wheel
@@ -100,7 +100,7 @@ test: .venv/.dev
 
 test-fast: .venv/.dev
 	@echo "== fast tests, two files at a time"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --tier fast $(WORKERS) 2 --dist loadfile --no-loadscope-reorder -r fE --cov=transpiler --cov=pserver --cov=trainer --cov-report=term $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --tier fast $(WORKERS) 2 --dist loadfile --no-loadscope-reorder -r fE $(ARGS)
 
 $(CHECKS): .venv/.dev
 	@echo "== the complete matrix of $(@:check-%=%), two combinations at a time"

@@ -23,6 +23,7 @@ from pserver.service.server import Server
 pytest_plugins = [
     "tests.support.flakes",
     "tests.support.limits",
+    "tests.support.times",
     "tests.support.tiers",
     "tests.support.checks",
     "tests.support.stores",

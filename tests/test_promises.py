@@ -140,7 +140,6 @@ def assert_equal(mine: nn.Module, reference: nn.Module) -> None:
         assert torch.equal(one, other), name
 
 
-@pytest.mark.slow
 def test_parameters_arrive_between_steps_and_never_under_a_running_backward(
     servers: Servers,
 ) -> None:
@@ -179,7 +178,6 @@ def test_parameters_arrive_between_steps_and_never_under_a_running_backward(
     assert not torch.equal(model.weight, seen)
 
 
-@pytest.mark.slow
 def test_one_trainer_on_many_servers_and_many_trainers_on_one(servers: Servers) -> None:
     """1 x 3 equals plain torch to the bit; in 3 x 1 the three are equal to one another and within
     rounding of it.

@@ -26,7 +26,6 @@ def shown(programs: dict[str, Program]) -> str:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", EIGHT, ids=lambda case: case.__name__)
 def test_a_captured_program_stays_as_it_is(
     request: pytest.FixtureRequest, case: Callable[[], Case]
@@ -42,7 +41,6 @@ def test_a_captured_program_stays_as_it_is(
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_the_programs_of_a_job_stay_as_they_are(request: pytest.FixtureRequest, name: str) -> None:
     """Every program of a job has its ops in the same order, in each mode, with and without tables

@@ -73,8 +73,6 @@ OF_GRADIENTS = [lane for lane in LANES if not MODES[lane.mode].own_steps]
 COUNTS = (1, 2)
 NAN, HUGE = float("nan"), 1e6
 
-pytestmark = pytest.mark.slow
-
 
 def script_of(model: str, **settings: object) -> Script:
     """Adam where torch has it for the model, and a rate that halves with each step."""

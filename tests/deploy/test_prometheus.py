@@ -25,7 +25,7 @@ from tests.support.pages import ROOT
 from tests.support.prometheus import FOLDER, Prometheus, check, needed, rules
 from tests.support.table_trainers import Net, Trainer
 
-pytestmark = [needed, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [needed, pytest.mark.processes, pytest.mark.timeout(240)]
 
 Fault = Callable[["Scene"], None]
 

@@ -137,7 +137,6 @@ def until(driver: Any, script: str) -> None:
 
 
 @needed
-@pytest.mark.slow
 def test_everybody_can_use_it(opened: tuple[Any, str]) -> None:
     """A page on a phone and on a desktop, light and dark; and the search finds another."""
     driver, url = opened
@@ -156,7 +155,6 @@ def search(driver: Any, page: str) -> None:
 
 
 @needed
-@pytest.mark.slow
 def test_the_search_works_in_a_file(folder: Path) -> None:
     """Without a server, and without another host: the page finds where a word is."""
     with browser() as driver:

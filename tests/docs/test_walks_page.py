@@ -140,7 +140,6 @@ class Net(nn.Module):
         return out
 
 
-@pytest.mark.slow
 def test_a_step_calls_all_that_the_walks_name(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,7 +96,6 @@ def check(rule: str, monkeypatch: pytest.MonkeyPatch, record_property: Record) -
     assert found
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @rules(ONCE)
 def test_exactly_once_needs(
@@ -106,7 +105,6 @@ def test_exactly_once_needs(
     check(rule, monkeypatch, record_property)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @rules(LOG)
 def test_the_log_needs(rule: str, monkeypatch: pytest.MonkeyPatch, record_property: Record) -> None:
@@ -114,7 +112,6 @@ def test_the_log_needs(rule: str, monkeypatch: pytest.MonkeyPatch, record_proper
     check(rule, monkeypatch, record_property)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @rules(FENCES)
 def test_fences_need(rule: str, monkeypatch: pytest.MonkeyPatch, record_property: Record) -> None:
@@ -122,7 +119,6 @@ def test_fences_need(rule: str, monkeypatch: pytest.MonkeyPatch, record_property
     check(rule, monkeypatch, record_property)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @rules(LEASES)
 def test_leases_need(rule: str, monkeypatch: pytest.MonkeyPatch, record_property: Record) -> None:
@@ -130,7 +126,6 @@ def test_leases_need(rule: str, monkeypatch: pytest.MonkeyPatch, record_property
     check(rule, monkeypatch, record_property)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @rules(CUTS)
 def test_cuts_need(rule: str, monkeypatch: pytest.MonkeyPatch, record_property: Record) -> None:
@@ -138,7 +133,6 @@ def test_cuts_need(rule: str, monkeypatch: pytest.MonkeyPatch, record_property: 
     check(rule, monkeypatch, record_property)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @rules(WAITS)
 def test_waits_need(rule: str, monkeypatch: pytest.MonkeyPatch, record_property: Record) -> None:
@@ -146,7 +140,6 @@ def test_waits_need(rule: str, monkeypatch: pytest.MonkeyPatch, record_property:
     check(rule, monkeypatch, record_property)
 
 
-@pytest.mark.slow
 @crossed(
     "ablations", diagonal=False, rule=[rule for rule, each in ABLATIONS.items() if each.held_by]
 )

@@ -23,7 +23,6 @@ from trainer.senders.look_ahead import LookAhead
 WITHIN = 100  # stories
 
 
-@pytest.mark.slow
 def test_fifty_stories_under_random_faults() -> None:
     """Every law holds, and the stories have had every mode over every transport, and every fault in
     most modes.
@@ -97,7 +96,6 @@ POINTS = {
 DIFFERENT = [mode for mode in MODES if mode not in ("async, queue", "async, receiver")]
 
 
-@pytest.mark.slow
 @crossed("faults", what=POINTS, mode=DIFFERENT, transport=TRANSPORTS)
 def test_no_step_is_applied_twice_after(what: str, mode: str, transport: str) -> None:
     """Nor lost, in any mode, over any transport."""
@@ -128,7 +126,6 @@ OTHERS = {
 }
 
 
-@pytest.mark.slow
 @crossed("faults", what=OTHERS, transport=TRANSPORTS)
 def test_nothing_is_lost_with(what: str, transport: str) -> None:
     """Everything else that a stream carries is asked again too."""
@@ -184,7 +181,6 @@ LOOKUP_POINTS = {
 }
 
 
-@pytest.mark.slow
 @crossed("faults", what=ROW_POINTS, mode=ROW_MODES, transport=TRANSPORTS)
 def test_no_row_is_updated_twice_after(what: str, mode: str, transport: str) -> None:
     """Nor is its update lost, in any mode that tables have, over any transport."""
@@ -194,7 +190,6 @@ def test_no_row_is_updated_twice_after(what: str, mode: str, transport: str) -> 
     assert verdict.faults.total() == 1
 
 
-@pytest.mark.slow
 @crossed("faults", what=LOOKUP_POINTS, transport=TRANSPORTS)
 def test_rows_are_looked_up_again_after(what: str, transport: str) -> None:
     """A lookup changes nothing, and its answer is whole; in "mixed" that of tables in three
@@ -209,7 +204,6 @@ def test_rows_are_looked_up_again_after(what: str, transport: str) -> None:
 # ---- control calls ----
 
 
-@pytest.mark.slow
 @crossed("faults", action=[action for action in CALL_ACTIONS if action != "slow"], mode=DIFFERENT)
 def test_control_calls_may_get_lost_or_come_twice(action: str, mode: str) -> None:
     """Each trainer joins once, the first one installs once, everybody meets once at a barrier, and

@@ -13,7 +13,6 @@ from tests.checker.worlds import EVENTS, MODES
 from tests.support.stories import OFTEN, WORLDS
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_law_holds_whatever_befalls_a_job(tmp_path: Path) -> None:
     """And these trials have had every mode, every transport, and all that can befall a job."""

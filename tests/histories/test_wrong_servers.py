@@ -129,7 +129,6 @@ def in_a_step(wrong: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Call
     return update
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("wrong", "mode"), MISTREATED)
 def test_a_server_that_mistreats_one_update_is_caught(
     wrong: str, mode: str, monkeypatch: pytest.MonkeyPatch
@@ -287,7 +286,6 @@ FORGETFUL = {  # where it shows, and what is forgotten
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "mutate",
     [each if each in (forgets, lets_repeats_pass) else RARE(each) for each in FORGETFUL],

@@ -340,7 +340,6 @@ def test_help_shows_how_each_command_is_used() -> None:
     )
 
 
-@pytest.mark.slow
 def test_status_shows_an_unreachable_server_and_ends_with_1(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -239,7 +239,6 @@ def test_a_call_ends_at_its_deadline(client: ControlClient, job: FakeJob) -> Non
     assert time.monotonic() - started < 2.0
 
 
-@pytest.mark.slow
 def test_calls_are_tried_again_until_the_server_is_there(job: FakeJob) -> None:
     """A call to a server that comes up late succeeds, within its deadline."""
     port = free_port()
@@ -274,7 +273,6 @@ def test_a_long_call_is_not_tried_again_once_the_job_has_failed(
     client.close()
 
 
-@pytest.mark.slow
 def test_a_dead_server_is_unreachable_at_the_deadline(job: FakeJob) -> None:
     """Retries end at the deadline, with the endpoint in the message; a heartbeat is tried once."""
     client = ControlClient("127.0.0.1:1", 0.5)
@@ -300,7 +298,6 @@ def test_a_draining_server_is_not_asked_again(client: ControlClient, job: FakeJo
     assert len(job.seen) == 1
 
 
-@pytest.mark.slow
 def test_wait_ready_waits_for_a_late_server(job: FakeJob, caplog: pytest.LogCaptureFixture) -> None:
     """Waiting ends when the server serves."""
     port = free_port()
@@ -316,7 +313,6 @@ def test_wait_ready_waits_for_a_late_server(job: FakeJob, caplog: pytest.LogCapt
     server.stop(0.0)
 
 
-@pytest.mark.slow
 def test_wait_ready_says_whom_it_waits_for_and_gives_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,19 +13,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import times
+
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sorts files by how many tests of theirs start processes, or are slow; a file's tests stay
-    together.
-    """
-    starting: Counter[Path] = Counter()
-    slow: Counter[Path] = Counter()
+    """Sorts files by the seconds of their tests; a file's tests stay together."""
+    means = times.read()
+    seconds: Counter[Path] = Counter()
     for item in items:
-        starting[item.path] += bool(item.get_closest_marker("processes"))
-        slow[item.path] += bool(item.get_closest_marker("slow"))
-    begun = sorted((path for path in starting if starting[path]), key=lambda path: -starting[path])
-    others = sorted((path for path in slow if not starting[path]), key=lambda path: -slow[path])
+        seconds[item.path] += means.get(times.function(item.nodeid), 0.0)
+    starting = {item.path for item in items if item.get_closest_marker("processes")}
+    order = sorted(seconds, key=lambda path: -seconds[path])
+    begun = [path for path in order if path in starting]
+    others = [path for path in order if path not in starting]
     turns = [path for pair in zip_longest(begun, others) for path in pair if path is not None]
     place = {path: number for number, path in enumerate(turns)}
     items.sort(key=lambda item: place[item.path])

@@ -1,10 +1,11 @@
 """Which tests a run takes: ``--tier fast``, ``test`` (unless said otherwise) or ``all``.
 
 ==========  ========================================================================================
-fast        starts no process; leaves out what is marked ``slow``, ``processes``, ``long``,
-            ``matrix`` or ``containers``
+fast        starts no process, and takes no function that is slow (``tests/support/times.py``);
+            leaves out ``long``, ``matrix`` and ``containers``, too
 test        leaves out what is marked ``matrix``, of each matrix it takes the diagonal; ``long``,
-            for which other tests stand; and ``containers``
+            for which other tests stand; and ``containers``.  Of a function with many cases it takes
+            those that fit into ``CASES_SECONDS``, and ``FEWEST`` anyway: the others are ``long``
 all         everything
 ==========  ========================================================================================
 
@@ -18,14 +19,17 @@ import functools
 import multiprocessing.process
 import os
 import subprocess
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
+from tests.support import times
 from tests.support.fork_server import ForkServer
 
+SLOW_SECONDS = 0.03  # of a function's mean case
+CASES_SECONDS, FEWEST = 1.0, 2
 LEFT_OUT = {
     "fast": ("matrix", "long", "containers", "processes", "slow"),
     "test": ("matrix", "long", "containers"),
@@ -36,7 +40,7 @@ WORDS = {
     "long": "for which others of their class stand (make check-long)",
     "containers": "of the image (make check-image)",
     "processes": "that start processes",
-    "slow": "that take long",
+    "slow": "that take long each",
 }
 # a parameter like another one that ``make test`` takes, as both need seconds of processes
 RARE = functools.partial(pytest.param, marks=pytest.mark.long)
@@ -59,10 +63,42 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_left_out] = Counter()
 
 
+def taken(cases: int, seconds: float) -> Sequence[int]:
+    """The places of the cases that ``make test`` takes, evenly among all and the first among them.
+
+    Args:
+        cases: how many the function has.
+        seconds: that one takes, on average.
+
+    Example::
+
+        >>> taken(9, 0.25)
+        [0, 2, 4, 6]
+        >>> taken(3, 60.0)
+        [0, 1]
+    """
+    fitting = int(CASES_SECONDS / seconds) if seconds else cases
+    number = min(cases, max(FEWEST, fitting))
+    return [place * cases // number for place in range(number)]
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what the tier leaves out; a check (``--check``) takes its own choice."""
     if config.getoption("--check"):
         return
+    seconds = times.read()
+    functions = defaultdict(list)
+    for item in items:
+        if seconds.get(times.function(item.nodeid), 0.0) > SLOW_SECONDS:
+            item.add_marker("slow")
+        if not any(item.get_closest_marker(mark) for mark in LEFT_OUT["test"]):
+            functions[times.function(item.nodeid)].append(item)
+    for name, cases in functions.items():
+        kept = set(taken(len(cases), seconds.get(name, 0.0)))
+        for place, item in enumerate(cases):
+            if place not in kept:
+                item.add_marker("long")
     counts, kept, left = config.stash[_left_out], [], []
     for item in items:
         reasons = LEFT_OUT[config.getoption("--tier")]

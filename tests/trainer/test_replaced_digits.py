@@ -86,7 +86,6 @@ def right(endpoints: str, switch: str | None, made: Any) -> float:
         return float((models[0](images[test]).argmax(1) == labels[test]).float().mean())
 
 
-@pytest.mark.slow
 @pytest.mark.observes(
     "lars",
     "lamb",

@@ -49,7 +49,6 @@ def pyrights(folder: Path) -> set[tuple[str, int]]:
     }
 
 
-@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("checker", ["mypy", "basedpyright"])

@@ -64,7 +64,6 @@ def test_every_op_of_every_program_is_in_the_catalogue(single: Single) -> None:
                 check_server_program(transpiler.get_pserver_program(endpoint))
 
 
-@pytest.mark.slow
 def test_all_processes_of_a_job_have_one_plan(single: Single) -> None:
     """Trainers and servers, each transpiling for itself, at whatever addresses, have the same plan
     and fingerprint.

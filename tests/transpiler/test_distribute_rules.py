@@ -48,7 +48,6 @@ CLIPS = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("clip", "on_trainer", "on_server"), CLIPS, ids=["value", "norm", "global_norm"]
 )

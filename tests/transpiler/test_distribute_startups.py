@@ -64,7 +64,6 @@ def test_a_loaded_optimizer_travels_with_a_servers_startup(single: Single) -> No
     assert startup.storage.optimizer is single[0].storage.optimizer
 
 
-@pytest.mark.slow
 def test_a_program_brings_its_own_startup(single: Single) -> None:
     """A main program given without its startup starts from its own model's values, whatever was
     captured since.

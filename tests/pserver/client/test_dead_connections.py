@@ -31,8 +31,6 @@ ADDRESS, MOVED = "127.0.0.2", "127.0.0.3"
 NETWORK = ("tcp", "grpc")
 STEPS = 4
 
-pytestmark = pytest.mark.slow  # each waits for a part of the heartbeat timeout
-
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,8 @@ ADDRESS = "127.0.0.2"
     ("flips", "connections"),
     [
         (40, 1),
-        pytest.param(40, 3, marks=pytest.mark.slow),
-        pytest.param(200, 1, marks=pytest.mark.slow),
+        (40, 3),
+        (200, 1),
         pytest.param(1000, 1, marks=pytest.mark.matrix),
     ],
 )

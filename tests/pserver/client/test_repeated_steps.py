@@ -151,7 +151,6 @@ def held(job: Job, name: str = "w") -> float:
 # ---- streams and steps that come again ----
 
 
-@pytest.mark.slow
 def test_a_later_stream_takes_the_place_of_an_earlier_one(serve) -> None:
     """From its HELLO on the earlier one is broken, and what had been sent of a step over it leaves
     no trace.

@@ -156,7 +156,6 @@ def test_async_steps_do_not_wait(served) -> None:
     assert first.step(2, **ones)[0].version == 3
 
 
-@pytest.mark.slow
 def test_a_step_that_comes_again_while_it_is_applied_waits_for_nobody_else(
     served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,6 @@ from pserver.storage.local import DiskFile
 from tests.support.held_servers import MEMBERS, plan, read, server, train
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("memory_bytes", [None, 20_000], ids=["in memory", "in two tiers"])
 def test_tables_are_saved_and_loaded_with_the_slices(
     tmp_path: Path, memory_bytes: int | None

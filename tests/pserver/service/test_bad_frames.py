@@ -31,7 +31,6 @@ from tests.support.stranger import (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Kind.PULL, Kind.COMMIT, Kind.BYE, 99])
 def test_a_stream_without_hello_is_refused(stranger: Stranger, kind: Any) -> None:
     """Whatever else comes first."""
@@ -39,7 +38,6 @@ def test_a_stream_without_hello_is_refused(stranger: Stranger, kind: Any) -> Non
         ask(stranger.connect(), Frame(kind=kind))
 
 
-@pytest.mark.slow
 def test_a_session_that_nobody_holds_is_refused(servers: Servers, stranger: Stranger) -> None:
     """Stale, invented, or another trainer's: on a stream and in a heartbeat."""
     for session in ("", "0" * 32, "\u00e9"):
@@ -51,7 +49,6 @@ def test_a_session_that_nobody_holds_is_refused(servers: Servers, stranger: Stra
         answer(stranger.hello(trainer_id=5))
 
 
-@pytest.mark.slow
 def test_a_lane_that_the_plan_does_not_have_is_refused(stranger: Stranger) -> None:
     """HELLO says which lane the stream is for."""
     stranger.installed()
@@ -60,7 +57,6 @@ def test_a_lane_that_the_plan_does_not_have_is_refused(stranger: Stranger) -> No
     assert_untouched(stranger)
 
 
-@pytest.mark.slow
 def test_a_step_before_the_program_is_refused(stranger: Stranger) -> None:
     """A server that has not been installed takes no gradients and no values, and gives none."""
     for header, payload in (
@@ -144,7 +140,6 @@ FRAMES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("what", FRAMES)
 def test_a_frame_that_contradicts_the_plan_is_refused_and_nothing_changes(
     stranger: Stranger, what: str
@@ -160,7 +155,6 @@ def test_a_frame_that_contradicts_the_plan_is_refused_and_nothing_changes(
     assert_untouched(stranger)
 
 
-@pytest.mark.slow
 def test_half_a_gradient_twice_is_not_a_gradient(stranger: Stranger) -> None:
     """The bytes add up, the parts do not."""
     stream = stranger.installed()
@@ -171,7 +165,6 @@ def test_half_a_gradient_twice_is_not_a_gradient(stranger: Stranger) -> None:
     assert_untouched(stranger)
 
 
-@pytest.mark.slow
 def test_half_a_gradient_and_then_silence_leaves_no_trace(stranger: Stranger) -> None:
     """The connection is cut in the middle of a step; the same step, sent whole over another stream,
     is applied once.
@@ -183,7 +176,6 @@ def test_half_a_gradient_and_then_silence_leaves_no_trace(stranger: Stranger) ->
     assert_untouched(stranger)
 
 
-@pytest.mark.slow
 def test_gradients_of_two_steps_do_not_mix(stranger: Stranger) -> None:
     """A second step's gradient before the first one's COMMIT."""
     stream = stranger.installed()

@@ -47,7 +47,6 @@ from transpiler.plan.plan import Deployment
 # ---- bytes that are no frames ----
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "garbage",
     [b"\xff" * 40, b"GET / HTTP/1.1\r\n\r\n", b"\x7a\xff\xff\xff\xff\x7f"],
@@ -62,7 +61,6 @@ def test_garbage_instead_of_hello_is_refused(stranger: Stranger, garbage: bytes)
         answer(stream)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("garbage", [b"\xff" * 40, b"\x08\x03\x10"], ids=["ff", "cut short"])
 def test_garbage_in_the_middle_of_a_step_leaves_no_trace(
     stranger: Stranger, garbage: bytes
@@ -77,7 +75,6 @@ def test_garbage_in_the_middle_of_a_step_leaves_no_trace(
     assert_untouched(stranger)
 
 
-@pytest.mark.slow
 def test_bytes_that_are_no_protocol_at_all_do_not_disturb_a_port(stranger: Stranger) -> None:
     """A port scanner, or a browser, on the control port and on the data port."""
     _, _, control = stranger.control.endpoint.rpartition(":")
@@ -100,7 +97,6 @@ def test_a_control_call_that_is_no_message_is_refused(stranger: Stranger) -> Non
 # ---- programs and jobs ----
 
 
-@pytest.mark.slow
 def test_a_program_with_an_unknown_op_or_argument_is_refused(stranger: Stranger) -> None:
     """Only allow-listed ops with arguments of the right types; afterwards the right program is
     taken.
@@ -126,7 +122,6 @@ def test_a_program_of_another_plan_is_refused(stranger: Stranger) -> None:
         stranger.control.install(InstallRequest(session=stranger.reply.session, program=other))
 
 
-@pytest.mark.slow
 def test_another_program_is_told_in_what_it_differs(servers: Servers, transport: str) -> None:
     """One different learning rate."""
     first = Stranger(servers(1), transport, plan_of(trainers=2))
@@ -143,7 +138,6 @@ def test_another_program_is_told_in_what_it_differs(servers: Servers, transport:
     good_job(servers(1))
 
 
-@pytest.mark.slow
 def test_a_second_job_is_told_that_the_server_is_busy(servers: Servers, stranger: Stranger) -> None:
     """The first is not disturbed."""
     stranger.installed()
@@ -166,7 +160,6 @@ def test_a_transport_that_the_server_does_not_offer_is_refused(transport: str) -
 # ---- servers that are not there ----
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("what", ["nobody", "mute"])
 def test_an_unreachable_server_is_named_within_the_start_deadline(
     servers: Servers, monkeypatch: pytest.MonkeyPatch, what: str
@@ -187,7 +180,6 @@ def test_an_unreachable_server_is_named_within_the_start_deadline(
     good_job(servers(1))
 
 
-@pytest.mark.slow
 def test_a_server_that_no_trainer_0_installs_is_named(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -202,7 +202,6 @@ def test_the_proto_files_are_enough_to_write_a_client_from(endpoint: str) -> Non
             trainer.leave()
 
 
-@pytest.mark.slow
 def test_a_fingerprint_that_is_not_the_manifests_is_refused(endpoint: str) -> None:
     """What was joined with and what is installed must be one plan."""
     with grpc.insecure_channel(endpoint) as channel:

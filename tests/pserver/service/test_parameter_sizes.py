@@ -50,7 +50,6 @@ def available() -> int:
 
 
 @pytest.mark.long  # a minute of copying; other tests have all that is smaller
-@pytest.mark.slow
 def test_a_parameter_of_3_gb_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Uploaded, stepped and received whole, in one slice: every element has taken its step."""
     if available() < NEEDS:

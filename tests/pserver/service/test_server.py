@@ -104,7 +104,6 @@ def test_a_trainer_that_cannot_share_memory_takes_the_next_transport(
     assert line.endswith("taking tcp instead of shm") and reason in line
 
 
-@pytest.mark.slow
 def test_a_trainer_told_to_share_memory_takes_nothing_else() -> None:
     """Where shared memory was the user's only choice and does not work, that is an error."""
     with Server(ServerConfig()) as server:
@@ -167,7 +166,6 @@ def test_a_program_given_at_start_needs_no_trainer_0() -> None:
     assert torch.equal(trainer.value, torch.full((1000,), 2.0))
 
 
-@pytest.mark.slow
 def test_a_silent_trainer_is_noticed_without_anybody_asking() -> None:
     """The server's own clock finds a trainer that shows no heartbeat for the deadline."""
     with Server(ServerConfig(heartbeat_timeout_seconds=0.3)) as server:
@@ -233,7 +231,6 @@ def test_stopping_tells_a_trainer_that_waits_for_another(transport: str) -> None
     assert time.monotonic() - started < 5.0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("transport", PREFERRED_TRANSPORTS)
 def test_a_trainer_that_does_not_listen_cannot_hold_a_server(transport: str) -> None:
     """A stream whose client ignores DRAIN is cut after the grace."""

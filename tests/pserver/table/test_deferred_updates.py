@@ -35,7 +35,6 @@ LONG = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("scheduled", [False, True])
 @pytest.mark.parametrize("name", LONG)

@@ -110,7 +110,6 @@ def test_records_in_a_range_of_keys_are_the_rows_of_an_index(tmp_path: Path) -> 
     assert np.array_equal(cold.get(ids)["pushed"], -ids / 3)
 
 
-@pytest.mark.slow
 def test_the_directory_goes_with_its_table(tmp_path: Path) -> None:
     """When it is closed, and when nobody holds it any more."""
     first, second = ColdRows(COLUMNS, tmp_path / "a"), ColdRows(COLUMNS, tmp_path / "a")

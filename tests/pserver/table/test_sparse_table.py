@@ -47,7 +47,6 @@ def random_ids(count: int, seed: int = 0) -> np.ndarray:
     return np.unique(np.random.default_rng(seed).integers(-(2**63), 2**63 - 1, count))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("initial", [Constant(0.25), Uniform(-2, 3), Normal(1, 0.5)])
 def test_initial_values_depend_on_seed_and_id_alone(initial: Any, dtype: str):

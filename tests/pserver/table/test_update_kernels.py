@@ -82,7 +82,6 @@ def test_nothing_belongs_to_a_rule_that_is_not_in_the_table():
         assert set(names) <= set(ROW_RULES)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", RULES)
 def test_a_table_is_what_torch_makes_of_the_whole_parameter(name: str, dtype: str):

@@ -22,7 +22,7 @@ from tests.support.browser import browser, look, needed, violations
 from tests.support.launched import environment
 from tests.support.samples import HERE, THERE, reply, sample
 
-pytestmark = [needed, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [needed, pytest.mark.processes, pytest.mark.timeout(600)]
 FRAME_MS = 100.0
 WAIT_SECONDS = 150.0  # processes start slowly on a busy machine
 VIEWS = ((1100, 900, "light"), (1100, 900, "dark"), (360, 740, "light"), (360, 740, "dark"))

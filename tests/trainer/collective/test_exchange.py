@@ -15,7 +15,7 @@ from tests.support import exchanges
 from trainer import spawn
 
 # processes that each test waits for: one pair for the whole file
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 Results = list[dict[str, Any]]  # by trainer, what each case has left
 EACH = [10, 20480, 2048, 262144, 128, 262144, 2048, 131072]  # gradients, as backward has them
 WHOLE = [sum(EACH[:6]), sum(EACH[6:])]  # 2.1 MB and, of the last ones, 0.5 MB

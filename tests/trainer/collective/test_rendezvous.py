@@ -234,7 +234,6 @@ def store() -> TCPStore:
     )
 
 
-@pytest.mark.slow
 def test_trainers_that_never_come_are_named_to_all_who_wait() -> None:
     """Within the deadline, and by trainer 0 to those whose clocks began later."""
     present = worlds(4, free_port())
@@ -246,7 +245,6 @@ def test_trainers_that_never_come_are_named_to_all_who_wait() -> None:
     assert issubclass(TimedOut, PServerError)
 
 
-@pytest.mark.slow
 def test_without_trainer_0_the_others_name_it() -> None:
     """Which keeps the store, so that nobody else can be counted."""
     port = free_port()
@@ -337,7 +335,6 @@ def test_everyone_hears_from_whom_a_failure_came(store: TCPStore) -> None:
         one.close("the test is over")
 
 
-@pytest.mark.slow
 def test_who_has_left_is_to_blame_only_if_nobody_is_lost(store: TCPStore) -> None:
     """Leaving is no failure; it is the reason for those who still need that trainer."""
     first, second = star(store, 2, 20.0)
@@ -355,7 +352,6 @@ def test_who_has_left_is_to_blame_only_if_nobody_is_lost(store: TCPStore) -> Non
     first.close("the test is over")
 
 
-@pytest.mark.slow
 def test_a_silent_trainer_is_lost_after_the_deadline_and_a_stranger_is_turned_away(
     store: TCPStore,
 ) -> None:

@@ -203,7 +203,6 @@ class Flags:
         return list(self.differ)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ON_THE_WAY)
 def test_nobody_reads_or_writes_a_buffer_before_its_copy_has_been_made(
     servers: Servers, monkeypatch: pytest.MonkeyPatch, mode: str
@@ -358,7 +357,6 @@ STRATEGIES: dict[str, dict[str, Any] | None] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("mode", STRATEGIES)
 def test_parameters_that_cannot_receive_in_place_are_trained_all_the_same(

@@ -164,7 +164,6 @@ def program(endpoints: str, make: Any, data: Any, **kinds: Any) -> nn.Module:
     return Prepared(endpoints, make, data[0], **kinds).train(data)
 
 
-@pytest.mark.slow
 @crossed("equalities", name=OPTIMIZERS, count=[1, 2, 3])
 def test_every_optimizer_equals_plain_torch_on_the_eager_path(
     servers: Servers, name: str, count: int
@@ -180,7 +179,6 @@ def test_every_optimizer_equals_plain_torch_on_the_eager_path(
     assert_equal(model, alone(reference, cls(reference.parameters(), **options), batches()))
 
 
-@pytest.mark.slow
 @crossed(
     "equalities",
     rows=[("adam", 2), ("sgd_nesterov", 3), ("rmsprop_centered", 1)],
@@ -199,7 +197,6 @@ def test_every_optimizer_equals_plain_torch_on_the_program_path(
     assert_equal(model, alone(reference, cls(reference.parameters(), **options), batches()))
 
 
-@pytest.mark.slow
 @crossed("equalities", name=["adam", "adamw", "sgd_momentum", "adagrad"], path=[eager, program])
 def test_fused_rules_on_slices_are_within_an_ulp(servers: Servers, name: str, path: Any) -> None:
     """``fused=True`` runs torch's fused kernel on each slice: rounding may differ at a slice's
@@ -237,7 +234,6 @@ CLIPS = {
 }
 
 
-@pytest.mark.slow
 @crossed("equalities", kind=CLIPS, path=[eager, program])
 def test_gradient_clipping_equals_plain_torch_with_one_trainer(
     servers: Servers, kind: str, path: Any
@@ -274,7 +270,6 @@ SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
 }
 
 
-@pytest.mark.slow
 @crossed("equalities", name=SCHEDULES, path=[eager, program])
 def test_the_schedule_that_runs_is_the_users(servers: Servers, name: str, path: Any) -> None:
     """Every step carries the whole row of hyper-parameters."""
@@ -295,7 +290,6 @@ def test_the_schedule_that_runs_is_the_users(servers: Servers, name: str, path: 
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3])
 def test_async_with_one_trainer_equals_plain_torch(servers: Servers, count: int) -> None:
     """A step waits for its own result: the argument of transpile decides, and both sides agree."""
@@ -340,7 +334,6 @@ def distance(model: nn.Module, reference: nn.Module) -> float:
     return float((mine - theirs).norm() / theirs.norm())
 
 
-@pytest.mark.slow
 @crossed("equalities", kind=[None, *CLIPS], trainers=[2, 4], count=[1, 2, 3])
 def test_several_trainers_equal_the_concatenated_batch(
     servers: Servers, trainers: int, count: int, kind: str | None
@@ -366,7 +359,6 @@ def test_several_trainers_equal_the_concatenated_batch(
     assert_equal(run()[0], models[0])
 
 
-@pytest.mark.slow
 def test_size_balanced_slices_train_the_same(servers: Servers) -> None:
     """Where a slice lives changes no number."""
     config = DistributeTranspilerConfig()

@@ -61,7 +61,6 @@ def test_the_other_modes_equal_the_cpu(servers: Servers, device: str, mode: str)
     assert_near(model, train(reference := net(), adam(reference), batches()))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", on_gpu])
 def test_the_program_path_equals_the_cpu(servers: Servers, device: str) -> None:
     """``Executor(device)`` moves the module's tensors; feeds may be anywhere."""
@@ -98,7 +97,6 @@ def test_a_single_node_program_equals_the_cpu(device: str) -> None:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", on_gpu])
 def test_a_program_moves_a_resumed_optimizers_state(servers: Servers, device: str) -> None:
     """An optimizer that has stepped on the CPU goes on elsewhere."""
@@ -192,7 +190,6 @@ def test_clipping_and_grad_scaler_equal_the_cpu(servers: Servers, device: str) -
     assert_near(model, reference)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", on_gpu])
 def test_two_trainers_share_one_device(servers: Servers, device: str) -> None:
     """Two trainers' programs, each with half of every batch: what one node computes with the whole

@@ -19,7 +19,6 @@ from tests.support.eager_modes import OUTER_SGD, adam, net, strategy_of
 from trainer import fleet
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "configs", [{"modes": {"*": "sync"}}, {"send_queue_size": 1}, {"send_queue_size": 4}], ids=str
 )
@@ -55,7 +54,6 @@ def test_compressed_gradients_take_fewer_bytes_and_train_as_well(
     assert loss < 0.5 * 0.7 and abs(loss - reference) < 0.05
 
 
-@pytest.mark.slow
 def test_compression_works_in_every_mode_in_which_gradients_travel(servers: Servers) -> None:
     """A quarter of the bytes, and the loss falls; a k-step mode may stand beside it."""
     endpoints = servers(2).split(",")
@@ -116,7 +114,6 @@ def test_compression_refuses_what_it_cannot_do(servers: Servers) -> None:
         fleet.finish()
 
 
-@pytest.mark.slow
 def test_bytes_on_the_wire_are_counted_per_variable() -> None:
     """As they travel, slices and scales together; trainer and servers agree, and what is sent to a
     server is what it receives.

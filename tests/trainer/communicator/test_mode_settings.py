@@ -98,7 +98,6 @@ def test_a_gradient_that_does_not_fit_leaves_nothing_of_the_step(server: Server,
 
 
 @pytest.mark.observes("a_sync_configs.max_merge_var_num")
-@pytest.mark.slow
 def test_max_merge_var_num_merges_steps(server: Server) -> None:
     """Server held, 12 steps, 4: 3 messages arrive, and every step is in the sum."""
     bare = Bare(server.endpoint, max_merge_var_num=4, send_wait_times=100)
@@ -113,7 +112,6 @@ def test_max_merge_var_num_merges_steps(server: Server) -> None:
 
 
 @pytest.mark.observes("a_sync_configs.soft_wait_ms")
-@pytest.mark.slow
 def test_soft_wait_ms_bounds_how_far_a_trainer_runs_ahead(server: Server) -> None:
     """Server held, a queue with room: a step waits so long for the answer to the one before, and
     with 0 not at all.
@@ -134,7 +132,6 @@ def test_soft_wait_ms_bounds_how_far_a_trainer_runs_ahead(server: Server) -> Non
 
 
 @pytest.mark.observes("a_sync_configs.merge")
-@pytest.mark.slow
 def test_merge_is_a_sum_or_a_mean(server: Server) -> None:
     """SGD sums its own steps unless told otherwise; ``merge`` decides."""
     bare = Bare(server.endpoint, max_merge_var_num=4, send_wait_times=100, merge="mean")
@@ -199,7 +196,6 @@ def test_send_wait_times_0_does_not_wait_to_merge(server: Server) -> None:
 
 
 @pytest.mark.observes("a_sync_configs.independent_recv_thread")
-@pytest.mark.slow
 def test_independent_recv_thread_brings_parameters_without_a_send(server: Server) -> None:
     """They change on the server by another trainer's step, and arrive here between steps only."""
     first = Bare(server.endpoint, 0, 2, independent_recv_thread=True)

@@ -161,7 +161,6 @@ def test_capacity_holds_over_all_servers(alone: Any) -> None:
     assert rows[39] == 1.0 and sum(rows[30:]) >= 8
 
 
-@pytest.mark.slow
 def test_table_status_counts_over_all_servers(alone: Any) -> None:
     """Rows, bytes, lookups, pushes, admissions and refusals, of every table."""
     model, optimizer = alone(3, entry=CountFilterEntry(2))
@@ -257,7 +256,6 @@ def test_a_batch_without_ids_is_a_step(alone: Any) -> None:
     assert model.row(1) == 1.0 and model.w.tolist() == [1.0] * DIM
 
 
-@pytest.mark.slow
 def test_ten_million_ids_in_one_lookup(alone: Any) -> None:
     """Each row comes to the place of its id; the rows that differ travel."""
     model, optimizer = alone(2)

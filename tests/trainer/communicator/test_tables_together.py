@@ -114,7 +114,6 @@ def run_together(endpoints: str, trainers: int) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("trainers", [2, 4])
 def test_trainers_with_a_table_equal_the_concatenated_batch(
     servers: Servers, trainers: int
@@ -244,7 +243,6 @@ def test_geo_adds_what_rows_changed_by_divided_by_the_trainers(join: Any) -> Non
     ]
 
 
-@pytest.mark.slow
 def test_no_trainer_runs_further_ahead_than_the_bound(join: Any) -> None:
     """Staleness 1: the second step waits for the other's first, and a lookup after it has that in
     it.

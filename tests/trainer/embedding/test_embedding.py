@@ -42,7 +42,6 @@ RULES: dict[str, tuple[Optimizer, bool]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_rows_train_as_torchs_embedding_does(rule: str) -> None:
     """Under each optimizer that has a rule for rows, with its schedule, rows are those of

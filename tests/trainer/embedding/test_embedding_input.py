@@ -87,7 +87,6 @@ def test_batches_without_ids_work() -> None:
         optimizer.step()
 
 
-@pytest.mark.slow
 def test_ten_million_ids_in_one_batch() -> None:
     """A batch may be as large as memory: forward, backward and step of ten million ids."""
     embedding = DistributedEmbedding(1, init=Constant(0.0))

@@ -98,7 +98,6 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("count", [1, 3])
 def test_moved_embeddings_train_as_they_would_have_here(
@@ -130,7 +129,6 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", MODES)
 def test_with_one_trainer_every_mode_gives_what_plain_torch_gives(
     servers: Servers, name: str
@@ -236,7 +234,6 @@ def assert_same(one: list[torch.Tensor], other: list[torch.Tensor]) -> None:
         assert torch.equal(left, right), (left - right).abs().max()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (1, None), (None, 2)])
 def test_a_resumed_job_equals_one_that_was_never_interrupted(
     servers: Servers, tmp_path: Any, before: int | None, after: int | None

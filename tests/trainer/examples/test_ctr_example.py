@@ -71,7 +71,6 @@ SMALL = (
 ).split()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("model", ["deepfm", "wide_deep"])
 def test_it_learns(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Alone, from 20 000 samples, either model comes within 0.02 of the truth's AUC on unseen ones;

@@ -37,7 +37,6 @@ from trainer.collective.rendezvous import connect_store, rendezvous
 from trainer.environment.environment import Connection
 
 
-@pytest.mark.slow
 def test_a_trainer_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever came says after the deadline who did not, with its endpoint; without trainer 0, that
     it does not answer.
@@ -100,7 +99,6 @@ def test_two_processes_with_one_number_are_refused() -> None:
         rendezvous(store, 0, endpoints, Connection(start_timeout_seconds=1.0))
 
 
-@pytest.mark.slow
 def test_different_numbers_of_steps_end_in_words() -> None:
     """A trainer that has taken its last step and left is named to those that wait for it in a
     further one.

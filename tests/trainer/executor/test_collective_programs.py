@@ -33,7 +33,6 @@ from transpiler.plan.plan import Collective
 # ---- equal to a single node ----
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trainers", "settings", "clip"),
     [

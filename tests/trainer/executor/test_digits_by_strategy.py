@@ -62,7 +62,6 @@ def asked(path: Path, servers: bool) -> DistributedStrategy:
     return strategy
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "with_servers",  # tests/cluster/test_examples.py stands for programs with servers
     [pytest.param(False, id="collective"), RARE(True, id="2 servers")],

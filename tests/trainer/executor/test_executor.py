@@ -171,7 +171,6 @@ def test_the_users_optimizer_keeps_state_and_hooks(captured):
     assert int(optimizer.state_dict()["state"][0]["step"]) == 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("clip", [None, ClipGradByGlobalNorm(0.1)], ids=["plain", "clipped"])
 def test_a_saved_program_trains_on_without_its_script(tmp_path, clip):
     """A program that was saved and loaded trains to the same bits as the captured one, with
@@ -216,7 +215,6 @@ def test_a_received_program_needs_its_startup_program(captured):
     assert loss.isfinite()
 
 
-@pytest.mark.slow
 def test_code_of_a_program_goes_with_the_program(captured):
     """Generated code is kept per program and forgotten when the program is."""
     model, optimizer, program, _ = captured

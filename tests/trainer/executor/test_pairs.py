@@ -10,7 +10,6 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -77,7 +76,6 @@ def trained_by(name: str) -> Callable[[nn.Module], torch.optim.Optimizer]:
     return lambda model: cls([p for p in model.parameters() if p.requires_grad], **options)
 
 
-@pytest.mark.slow
 @crossed("pairs", model=EIGHT, optimizer=OPTIMIZERS, servers_=[1, 3], path=[eager, program])
 def test_every_model_trains_by_every_optimizer_as_with_plain_torch(
     servers: Servers, model: Callable[[], Case], optimizer: str, servers_: int, path: Any

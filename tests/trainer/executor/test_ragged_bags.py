@@ -61,12 +61,9 @@ BAGS: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     "ours, weighted mean, padded": (lambda: ours(pooling="mean", padding_idx=2), True),
     "ours, sqrtn": (lambda: ours(pooling="sqrtn"), True),
 }
-QUICK = ("torch's sum, weighted", "ours, weighted mean, padded")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in BAGS]
-)
+@pytest.mark.parametrize("name", BAGS)
 def test_ragged_bags_train_as_eager_code_does(name: str) -> None:
     """An empty bag among them, other numbers of ids and bags at every step: a dense weight to the
     bit, rows within 1e-6.

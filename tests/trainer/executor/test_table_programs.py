@@ -33,7 +33,6 @@ from transpiler import capture
 from transpiler.program import Program
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "make", "tolerance"),
     [(Tables, sgd, 0.0), (Tables, adagrad, 0.0), (Net, adagrad, 1e-6)],

@@ -50,7 +50,6 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
 def test_every_mode_trains_tables_as_plain_torch_with_one_trainer(servers: Servers) -> None:
     """On one and on two servers, with a schedule; four lookups of three tables are one pull a step,
     or three where ids are split at run time; the trainer's weight of torch's own has its rows back

@@ -55,7 +55,6 @@ def right(endpoints: str, fold: int, dgc: bool) -> int:
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.observes("dgc")
 def test_digits_are_learned_within_half_a_point(servers: Servers) -> None:
     """Two trainers and two servers, after the paper's ramp a thousandth of each gradient, against

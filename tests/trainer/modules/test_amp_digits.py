@@ -62,7 +62,6 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.Adam(model.parameters(), lr=3e-3)
 
 
-@pytest.mark.slow
 @pytest.mark.observes("amp", "amp_configs.custom_white_list", "amp_configs.use_pure_fp16")
 @pytest.mark.parametrize("configs", EXAMPLES)
 def test_an_example_trains_digits_on_two_servers(servers: Servers, configs: dict[str, Any]) -> None:
@@ -111,7 +110,6 @@ def ranks() -> Iterator[StandingRanks]:
     standing.close()
 
 
-@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("configs", EXAMPLES)
 def test_an_example_trains_digits_without_servers(

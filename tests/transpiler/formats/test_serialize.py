@@ -82,7 +82,6 @@ def test_a_program_survives_the_wire_exactly() -> None:
     assert back.storage is None
 
 
-@pytest.mark.slow
 def test_arguments_come_back_in_the_order_of_the_schema() -> None:
     """A message's map has no order; the inputs of an op do."""
     order = [

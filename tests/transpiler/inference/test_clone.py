@@ -96,7 +96,7 @@ ALONE = [frozen, several_inputs, convolution, lstm]
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(c, marks=() if c is convolution else pytest.mark.slow) for c in ALONE],
+    ALONE,
     ids=lambda case: case.__name__,
 )
 def test_a_program_alone_is_rewritten(case):
@@ -110,7 +110,6 @@ def test_a_program_alone_is_rewritten(case):
     assert check(model, step, clone, batch(5)) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", [gpt2, bert], ids=lambda case: case.__name__)
 def test_attention_that_is_rewritten_may_round(case):
     """torch evaluates attention by a fused kernel; a rewritten program has the ops of training,

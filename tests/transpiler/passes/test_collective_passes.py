@@ -34,7 +34,6 @@ def trained(single: Single) -> list[str]:
     return [op.outputs[0] for op in of_type(single[0], "sgd")]
 
 
-@pytest.mark.slow
 def test_nccl2_leaves_the_program_and_ends_startup_in_gen_nccl_id(single: Single) -> None:
     """The trainer program is the single-node one, and the startup program the single-node one with
     gen_nccl_id at its end.
@@ -109,7 +108,6 @@ def test_gradients_are_summed_where_they_are_final(single: Single) -> None:
     assert "aten.mm" in types(main)[ops.index(sums[0]) :]  # backward goes on
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("clip", "reader"),
     [(ClipGradByGlobalNorm(1.0), "global_norm_scale"), (ClipGradByNorm(1.0), "clip_by_norm")],

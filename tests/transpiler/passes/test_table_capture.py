@@ -26,7 +26,6 @@ from transpiler.ir.tables import (
 from transpiler.program import Program
 
 
-@pytest.mark.slow
 def test_lookups_are_ops_and_each_table_has_one_gradient() -> None:
     """One declaration, one gradient over all lookups, and the ops of its rule for each table."""
     main, startup = captured()
@@ -56,7 +55,6 @@ def test_lookups_are_ops_and_each_table_has_one_gradient() -> None:
     assert "emb.proxy" not in main.main.variables and "emb.proxy" not in str(main)
 
 
-@pytest.mark.slow
 def test_a_program_with_tables_is_data(tmp_path: Path) -> None:
     """Message and file are exact, in every mode; a fingerprint is that of the settings."""
     for program in (captured()[0], *(each for mode in MODES for each in job(mode).values())):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.support.models import EIGHT, bert, convolution, several_inputs
+from tests.support.models import EIGHT, bert
 from tests.support.unusual_models import bare
 from trainer import Executor
 from transpiler import InputSpec, append_backward, capture, gradients, name
@@ -21,12 +21,9 @@ def loss_of(result: Tensor | dict[str, Tensor]) -> Tensor:
     return result if isinstance(result, Tensor) else result["loss"]
 
 
-QUICK = [convolution, several_inputs]
-
-
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(c, marks=() if c in QUICK else pytest.mark.slow) for c in EIGHT if c != bert],
+    [case for case in EIGHT if case != bert],
     ids=lambda case: case.__name__,
 )
 def test_gradients_equal_those_of_eager_training(case):

@@ -85,7 +85,6 @@ def train_both(
             assert not same(model.state_dict(), twin.state_dict()), f"after step {index}"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", EIGHT, ids=lambda case: case.__name__)
 def test_eight_models_train_as_eager_code_does(case):
     """Each of the eight models, at two batch sizes that are not the example's, equals the eager
@@ -95,7 +94,6 @@ def test_eight_models_train_as_eager_code_does(case):
     train_both(case, clips[(EIGHT.index(case) + 1) % 4], sizes=[6, 3])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("clip", list(CLIPS))
 @pytest.mark.parametrize(
     "case", [convolution, tied, frozen, several_inputs], ids=lambda case: case.__name__
@@ -107,7 +105,6 @@ def test_every_kind_of_clipping_equals_eager_clipping(case, clip):
     train_both(case, clip, sizes=[5, 2], steps=3)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", UNUSUAL, ids=lambda case: case.__name__)
 def test_unusual_steps_train_as_eager_code_does(case):
     """Steps with state, randomness, sizes or sharing of their own equal the eager loop to the bit,
@@ -116,13 +113,11 @@ def test_unusual_steps_train_as_eager_code_does(case):
     train_both(case, "none", sizes=[6, 3, 1], steps=3)
 
 
-@pytest.mark.slow
 def test_an_example_of_one_row_leaves_the_batch_free():
     """An example with a single row captures a program for any number of rows."""
     train_both(convolution, "none", sizes=[1, 5], steps=4, example=1)
 
 
-@pytest.mark.slow
 def test_a_gradient_that_is_all_rounding_does_not_forbid_capture():
     """That of the bias of attention's keys is 0 but for rounding, and differs with one row: capture
     goes on all the same.
@@ -154,7 +149,6 @@ def test_a_gradient_that_is_all_rounding_does_not_forbid_capture():
     train_both(case, "none", sizes=[6, 8], steps=4)
 
 
-@pytest.mark.slow
 def test_convolutions_hold_where_torch_decides_by_batch_size():
     """torch takes another memory format for convolutions from 16 rows on; the program still equals
     the eager loop there.
@@ -162,7 +156,6 @@ def test_convolutions_hold_where_torch_decides_by_batch_size():
     train_both(convolution, "none", sizes=[16, 40], steps=2)
 
 
-@pytest.mark.slow
 def test_gru_equals_eager_within_rounding(caplog):
     """A GRU's gradients may differ by 1e-6 (relative); then capture says so once."""
     torch.manual_seed(0)
@@ -173,7 +166,6 @@ def test_gru_equals_eager_within_rounding(caplog):
     assert all("rounds differently" in record.message for record in warnings)
 
 
-@pytest.mark.slow
 def test_recurrent_capture_says_that_onednn_is_off(caplog):
     """Capturing a recurrent layer with oneDNN on logs one line that says so, and leaves oneDNN as
     it was.

@@ -72,7 +72,6 @@ REFUSED = [
 REFUSED += [branch_on_remainder, loop_over_rows, plain_length]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("step", REFUSED, ids=lambda step: step.__name__)
 def test_what_depends_on_data_or_size_names_its_line(step):
     """Control flow and sizes that depend on data, branches on the batch size: a ValueError that
@@ -94,7 +93,6 @@ class TimeFirst(nn.Module):
         return self.out(self.recurrent(x)[0][-1])
 
 
-@pytest.mark.slow
 def test_time_in_dimension_0_leaves_the_batch_fixed():
     """In a sequence-first layout dimension 0 is time, which is free; then the targets cannot be: a
     ValueError that names the line and the input.  With the free sizes named it is captured.

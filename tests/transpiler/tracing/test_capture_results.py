@@ -73,7 +73,6 @@ def test_capture_changes_nothing():
     assert not optimizer.state and all(torch.equal(a, b) for a, b in zip(example, fed, strict=True))
 
 
-@pytest.mark.slow
 def test_roles_and_ops_of_a_program():
     """Trained parameters, frozen ones, inputs, gradients and states carry their roles; updates
     follow the optimizer's order.
@@ -168,7 +167,6 @@ def test_named_tensors_can_be_fetched():
         capture(linear, twice, sgd(linear), rows(6)(4))
 
 
-@pytest.mark.slow
 def test_default_programs_are_those_of_the_last_capture_or_guard():
     """capture sets the default programs; program_guard scopes them, whatever is captured inside."""
     model = nn.Linear(6, 3)
@@ -184,7 +182,6 @@ def test_default_programs_are_those_of_the_last_capture_or_guard():
     assert default_main_program() is second[0]
 
 
-@pytest.mark.slow
 def test_two_captures_of_one_script_are_the_same_program():
     """The same module, step and example give the same fingerprint, op for op; another learning rate
     another one.

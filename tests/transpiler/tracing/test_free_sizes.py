@@ -179,9 +179,7 @@ RECURRENT = {
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
-@pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=() if k == "lstm" else pytest.mark.slow) for k in RECURRENT]
-)
+@pytest.mark.parametrize("kind", RECURRENT)
 def test_a_recurrent_layer_trains_at_every_length(kind: str):
     """One op runs the layer over all time steps: loss and gradients equal eager training to the
     bit, with oneDNN as it is by default, at lengths that are not the example's.

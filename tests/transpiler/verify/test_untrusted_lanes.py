@@ -174,7 +174,6 @@ def test_the_lanes_that_attacks_start_from_are_sound(mode: str) -> None:
     assert check_server_program(made(mode)) is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "clip", [None, Clip("value", 1.0, -1.0), Clip("norm", 1.0), Clip("global_norm", 1.0)]
 )
