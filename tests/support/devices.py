@@ -1,9 +1,12 @@
-"""A small model that is trained on any device, and what it is compared with."""
+"""A small model that is trained on any device, and what it is compared with; and a device that is
+emulated in main memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -84,3 +87,84 @@ def assert_near(model: nn.Module, reference: nn.Module) -> None:
     for name, tensor in model.state_dict().items():
         mine, other = tensor.detach().cpu().double(), theirs[name].detach().cpu().double()
         assert (mine - other).norm() <= 1e-4 * max(1.0, float(other.norm())), name
+
+
+# ---- an emulated device ----
+
+
+class Late:
+    """A DeviceCopy without a GPU: copies out are made when somebody waits for them; those back have
+    to be waited for, too.
+    """
+
+    class Copy:
+        """One of them."""
+
+        def __init__(self, source: torch.Tensor, target: torch.Tensor) -> None:
+            self.source: torch.Tensor | None = source
+            self.target = target
+            self.lock = threading.Lock()
+
+        def query(self) -> bool:
+            return False
+
+        def synchronize(self) -> None:
+            with self.lock:
+                if self.source is not None:
+                    self.target.copy_(self.source)
+                self.source = None
+
+    def __init__(self, device: torch.device) -> None:
+        self._under_way: list[Late.Copy] = []
+        self._back: dict[int, Late.Copy] = {}  # by the memory that they come from
+
+    def to_host(self, source: torch.Tensor, target: torch.Tensor) -> Late.Copy:
+        target.fill_(float("nan"))
+        self._under_way.append(Late.Copy(source, target))
+        return self._under_way[-1]
+
+    def to_device(
+        self, source: torch.Tensor, target: torch.Tensor, unless: torch.Tensor | None = None
+    ) -> Late.Copy:
+        if unless is None or not unless:
+            target.copy_(source)  # what the script reads next waits for the copy
+        before, self._back[source.data_ptr()] = (
+            self._back.get(source.data_ptr()),
+            Late.Copy(source.clone(), source.clone()),
+        )
+        assert before is None or before.source is None, (
+            "the buffer was written to again, and nobody had waited for the copy"
+        )
+        return self._back[source.data_ptr()]
+
+    def join(self) -> None:
+        """What the script writes from now on does not meet the copies."""
+        for copy_ in self._under_way:
+            with copy_.lock:
+                copy_.source = None if copy_.source is None else copy_.source.clone()
+        self._under_way.clear()
+
+
+def on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tensors count as those of a GPU, whose copies are :class:`Late`."""
+    for module in ("sync_lane", "async_lane", "parameters", "writes"):
+        monkeypatch.setattr(f"trainer.senders.{module}.is_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(
+        "trainer.senders.parameters.pinned",
+        lambda shape, dtype: torch.empty(shape, dtype=dtype),
+    )
+    monkeypatch.setattr("trainer.senders.parameters.DeviceCopy", Late)
+
+
+class Flags:
+    """DeviceFlags without a GPU: what is compared is of the moment at which it was asked for."""
+
+    waits: ClassVar[list[str]] = []  # and what else has happened
+
+    def __init__(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self.differ = torch.tensor([not torch.equal(then, now) for then, now in pairs])
+        self.waits.append("look")
+
+    def wait(self) -> list[bool]:
+        self.waits.append("wait")
+        return list(self.differ)

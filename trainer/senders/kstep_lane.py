@@ -23,7 +23,7 @@ from pserver.leases.table import EpochRange
 from pserver.table.gradient import RowGradient
 from trainer.senders.buffers import SyncedBuffers
 from trainer.senders.live_trainers import LiveTrainers
-from trainer.senders.parameters import ParameterSlices
+from trainer.senders.parameters import ParameterSlices, PendingCopy
 from trainer.senders.pipeline import (
     Buffers,
     ConsumedSamples,
@@ -272,6 +272,12 @@ class GeoSender(KStepSender):
 
     The values of a reply are received into the memory of its delta, unless an earlier reply is
     still staged, or is being taken in: that reply has to be moved by this delta first.
+
+    [Note: geo on a GPU]  There y and the deltas are beside x, and the device computes with them in
+    the order of the script's own work.  A delta is copied to pinned memory, and the lane's thread
+    waits for that before it sends; z is copied to the device in front of the work that takes it
+    in.  So the script's thread waits for no device until it drains.  It would have to at the entry
+    of a forward, to know of an external write that no counter shows: there no values are taken in.
     """
 
     def __init__(
@@ -293,7 +299,7 @@ class GeoSender(KStepSender):
         self._thread = threading.Thread(
             target=self._send_in_order, name="lane exchange", daemon=True
         )
-        self._known: Tensors = {}  # y
+        self._known: Tensors = {}  # y, where x is
         self._left = 0  # messages sent
         self._refused = False  # whether the servers have ever refused one
         # the numbers of messages refused as outliers, until x has become y
@@ -320,12 +326,21 @@ class GeoSender(KStepSender):
         self.wait_for_replies()
         self._buffers.give_back(self._staged.take_out()[1])
         self._under_way.clear()
-        self._known = {name: self._slices.read(name).clone() for name in self._slices.names}
+        self._note_known()
+
+    def _note_known(self) -> None:
+        self._known = {name: self._slices.part(name).clone() for name in self._slices.names}
+
+    def _both(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """The x and the y of a slice; y follows x to another device."""
+        x = self._slices.part(name)
+        self._known[name] = self._known[name].to(x.device)
+        return x, self._known[name]
 
     def start(self, channels: list[Channel], step: int) -> None:
         """See :class:`LaneSender`."""
         super().start(channels, step)
-        self._known = {name: self._slices.read(name).clone() for name in self._slices.names}
+        self._note_known()
         if not self._thread.is_alive():
             self._thread.start()
 
@@ -343,33 +358,36 @@ class GeoSender(KStepSender):
         # the number of trainers once: a heartbeat may change it in the middle
         trainers, steps, self._taken = self._live.count, self._taken, 0
         self._left += 1
-        changed: Tensors = {}
+        deltas, changed, copies = Tensors(), Tensors(), list[PendingCopy]()
         for name in self._slices.names:
-            delta = torch.sub(
-                self._slices.read(name), self._known[name], out=self._buffers.acquire(name)
-            ).div_(trainers)
-            self._known[name].add_(delta)
-            changed[name] = delta
+            x, known = self._both(name)
+            sent, there = self._buffers.acquire(name), self._slices.on_gpu(name)
+            delta = torch.sub(x, known, out=None if there else sent).div_(trainers)
+            known.add_(delta)
+            if there:
+                copies.append(self._slices.device_copy(delta).to_host(delta, sent))
+            deltas[name], changed[name] = delta, sent
         reply: Future[Reply] = Future()
         tables = {name: rows.end_window(trainers, reply) for name, rows in self.tables.items()}
         leases = self.consumed.claim()
-        self._messages.put(
-            (
-                partial(self._exchange, self._left, changed, self._hparams, tables, steps, leases),
-                reply,
-            )
+        exchange = partial(
+            self._exchange, self._left, changed, copies, self._hparams, tables, steps, leases
         )
-        self._under_way.append((self._left, changed, reply))
+        self._messages.put((exchange, reply))
+        self._under_way.append((self._left, deltas, reply))
 
     def _exchange(
         self,
         number: int,
         changed: Tensors,
+        copies: Iterable[PendingCopy],
         hparams: Hparams,
         tables: Mapping[str, RowGradient],
         steps: int,
         leases: tuple[EpochRange, ...],
     ) -> Reply:
+        for copy in copies:
+            copy.synchronize()
         reply, values = self._pipeline.exchange(
             changed,
             hparams,
@@ -419,18 +437,19 @@ class GeoSender(KStepSender):
 
     def _move(self, name: str, value: torch.Tensor, message: int) -> None:
         """Takes in one slice of a reply; see [Note: geo]."""
+        value = self._slices.to_part(name, value)
         served = value.clone() if self._refused else None
-        for number, changed, _ in self._under_way:
+        for number, deltas, _ in self._under_way:
             if number > message:
-                delta = changed[name]
+                delta = deltas[name].to(value.device)
                 value.add_(delta if served is None else delta.nan_to_num(0.0, 0.0, 0.0))
-        known = self._known[name]
-        moved = known.sub_(value).neg_().add_(self._slices.read(name))
+        x, known = self._both(name)
+        moved = known.sub_(value).neg_().add_(x)
         if self._outliers and self._outliers[0] <= message:
             moved = value
         elif served is not None:
             moved = torch.where(moved.isfinite(), moved, served)
-        self._slices.write(name, moved)
+        self._slices.write_part(name, moved)
         known.copy_(value)
 
     def _take_arrived(self) -> None:
@@ -439,8 +458,12 @@ class GeoSender(KStepSender):
             self._take()
 
     def refresh(self) -> None:
-        """See :class:`LaneSender`.  Received values do not replace the script's external writes."""
-        if self._under_way and self._under_way[0][2].done() and not self.writes.names():
+        """See :class:`LaneSender`.  Received values do not replace the script's external writes;
+        a GPU has none of them here, as the script would wait for it.
+        """
+        if not (self._under_way and self._under_way[0][2].done()):
+            return
+        if not (any(map(self._slices.on_gpu, self._slices.names)) or self.writes.names()):
             self._take_arrived()
             self.writes.note()
 
@@ -465,8 +488,8 @@ class GeoSender(KStepSender):
     def _drain_whole(self) -> None:
         self._drain_to(0)
         for _ in range(ROUNDED if self._live.count == 1 else 0):
-            own = ((self._slices.read(name), y) for name, y in self._known.items())
-            if all(torch.equal(x, y) or not is_finite(x) for x, y in own):
+            own = map(self._both, self._slices.names)
+            if all(torch.equal(x, y) or not is_finite(x.to("cpu")) for x, y in own):
                 break
             self._send_changes()
             self._drain_to(0)

@@ -17,13 +17,14 @@ write, are received into a buffer and dropped.
                script's stream wait for the copies.
     to_device  the side stream waits for the script's stream, which may still read the parameter,
                and copies; the script's stream waits for the copy.  The host waits for the copy's
-               event before it writes to the buffer again.  Where a flag on the device says that the
-               script has written, nothing is copied.
+               event before it writes to the buffer again; a copy to the host that goes there is
+               behind it on the same stream.  Where a flag on the device says that the script has
+               written, nothing is copied.
 
 This was written on a machine without a GPU, and has not run on a GPU yet.  Its tests on a GPU are
-in tests/trainer/communicator/test_gpu.py and test_device_copies.py (marked ``gpu``).  The latter
-also tests the same order of events without a GPU, with copies that are made when they are waited
-for.
+in tests/trainer/communicator/test_gpu.py, test_device_copies.py and test_kstep_devices.py (marked
+``gpu``).  The last two also test the same order of events without a GPU, with copies that are made
+when they are waited for.
 """
 
 from __future__ import annotations
@@ -263,7 +264,8 @@ class ParameterSlices:
         }
         self._compressor = Compressor()
         self._buffers: dict[str, torch.Tensor] = {}  # kept from step to step
-        self._arrived: set[str] = set()  # slices whose buffer holds a new value
+        self._parts: dict[str, torch.Tensor] = {}  # new values on GPUs, of strided variables
+        self._arrived: set[str] = set()  # slices of which one of these two holds a new value
         self._device_copies: dict[torch.device, DeviceCopy] = {}
         self._flushing: list[PendingCopy] = []  # copies to a GPU that may not have been made yet
         self._leaving: dict[int, PendingCopy] = {}  # likewise, by the address of their memory
@@ -337,9 +339,20 @@ class ParameterSlices:
         """A slice in contiguous main memory: a view of the live tensor if that is contiguous there
         already.
         """
+        return self._contiguous(name).to("cpu")
+
+    def part(self, name: str) -> torch.Tensor:
+        """As :meth:`read`, but on a GPU if the variable is there: the host waits for nothing."""
+        return self._contiguous(name) if self.on_gpu(name) else self.read(name)
+
+    def on_gpu(self, name: str) -> bool:
+        """Whether a slice's variable is on a GPU."""
+        return is_on_gpu(self._tensors[self._owners[name][0].name])
+
+    def _contiguous(self, name: str) -> torch.Tensor:
         placement, slice_ = self._owners[name]
         flat = self._tensors[placement.name].detach().contiguous().view(-1)
-        return flat[slice_.begin : slice_.end].to("cpu").view(slice_.shape)
+        return flat[slice_.begin : slice_.end].view(slice_.shape)
 
     def placement(self, variable: str) -> Placement:
         """The placement of a variable."""
@@ -441,15 +454,46 @@ class ParameterSlices:
             tensor = self._tensors[placement.name].detach()
             if is_on_gpu(tensor) and tensor.is_contiguous():
                 part = tensor.view(-1)[slice_.begin : slice_.end]
-                way = self.device_copy(tensor)
-                self._leaving[value.untyped_storage().data_ptr()] = way.to_device(
-                    value.view(-1), part, unless.get(placement.name)
-                )
+                self._leave(value, part, unless.get(placement.name))
             else:
                 self.write(name, value)
 
+    def to_part(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """A received value where :meth:`part` has the slice: in new memory on a GPU, to which it is
+        copied from the memory in which it is, which :meth:`wait_for` makes free; or as it is.
+        """
+        if not self.on_gpu(name):
+            return value
+        tensor = self._tensors[self._owners[name][0].name]
+        there = torch.empty(value.shape, dtype=value.dtype, device=tensor.device)
+        self._leave(value, there)
+        return there
+
+    def _leave(
+        self, value: torch.Tensor, target: torch.Tensor, unless: torch.Tensor | None = None
+    ) -> None:
+        """Begins to copy a value to a GPU."""
+        way = self.device_copy(target)
+        self._leaving[value.untyped_storage().data_ptr()] = way.to_device(
+            value.view(-1), target.view(-1), unless
+        )
+
+    def write_part(self, name: str, value: torch.Tensor) -> None:
+        """Writes a slice from where :meth:`part` has it; ``flush_buffers`` follows when all slices
+        have been written.
+        """
+        placement, slice_ = self._owners[name]
+        tensor = self._tensors[placement.name].detach()
+        if not is_on_gpu(tensor):
+            self.write(name, value)
+        elif tensor.is_contiguous():
+            tensor.view(-1)[slice_.begin : slice_.end].copy_(value.view(-1))
+        else:
+            self._parts[name] = value.clone()
+            self._arrived.add(name)
+
     def wait_for(self, memory: Iterable[torch.Tensor]) -> None:
-        """Waits for the copies of :meth:`write_from` from this memory."""
+        """Waits for the copies to GPUs from this memory.  Any thread may call it."""
         for tensor in memory if self._leaving else ():
             copy = self._leaving.pop(tensor.untyped_storage().data_ptr(), None)
             if copy is not None:
@@ -461,10 +505,12 @@ class ParameterSlices:
             if placement.slices[0].name in self._arrived:
                 self._flush(placement)
         self._arrived.clear()
+        self._parts.clear()
 
     def _flush(self, placement: Placement) -> None:
         tensor = self._tensors[placement.name].detach()
-        parts = {slice_: self._buffers[slice_.name].view(-1) for slice_ in placement.slices}
+        found = self._buffers | self._parts
+        parts = {slice_: found[slice_.name].view(-1) for slice_ in placement.slices}
         if is_on_gpu(tensor) and tensor.is_contiguous():
             flat, way = tensor.view(-1), self.device_copy(tensor)
             self._flushing += [

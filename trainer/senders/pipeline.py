@@ -359,6 +359,7 @@ class RequestPipeline:
             self._values[name] = (
                 self._reusable[name] if name in self._reusable else self._buffers.acquire(name)
             )
+            self._slices.wait_for([self._values[name]])  # the last values, on their way to a GPU
         return self._values[name]
 
     def exchange(

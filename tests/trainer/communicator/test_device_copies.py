@@ -10,13 +10,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from tests.support.devices import (
+    Flags,
     Servers,
     adam,
     assert_near,
@@ -24,6 +25,7 @@ from tests.support.devices import (
     joined,
     loss_of,
     net,
+    on_a_device,
     train,
 )
 from trainer import fleet
@@ -40,7 +42,8 @@ ON_THE_WAY: dict[str, dict[str, Any]] = {
     "async, a queue": {},
     "async, cut late": {"runtime_split_send_recv": True},
     "half-async": {"half_async": True, "max_merge_var_num": 1},
-    "k-step": {"k_steps": 1, "outer_optimizer": {"type": "sgd", "lr": 1.0}},
+    "k-step": {"k_steps": 1},
+    "DiLoCo": {"k_steps": 1, "outer_optimizer": {"type": "sgd", "lr": 1.0}},
 }
 
 
@@ -119,88 +122,10 @@ def test_gradients_and_parameters_cross_on_a_side_stream(
 
     assert_near(model, train_on(reference, adam(reference), batches(), scalers[1]))
     assert seen and all(pinned and aside for _, pinned, aside in seen)
-    assert {back for back, _, _ in seen} == ({True} if mode == "k-step" else {False, True})
+    assert {back for back, _, _ in seen} == ({True} if mode == "DiLoCo" else {False, True})
 
 
 # ---- the same way, without a GPU ----
-
-
-class Late:
-    """A DeviceCopy without a GPU: copies out are made when somebody waits for them; those back have
-    to be waited for, too.
-    """
-
-    class Copy:
-        """One of them."""
-
-        def __init__(self, source: torch.Tensor, target: torch.Tensor) -> None:
-            self.source: torch.Tensor | None = source
-            self.target = target
-            self.lock = threading.Lock()
-
-        def query(self) -> bool:
-            return False
-
-        def synchronize(self) -> None:
-            with self.lock:
-                if self.source is not None:
-                    self.target.copy_(self.source)
-                self.source = None
-
-    def __init__(self, device: torch.device) -> None:
-        self._under_way: list[Late.Copy] = []
-        self._back: dict[int, Late.Copy] = {}  # by the memory that they come from
-
-    def to_host(self, source: torch.Tensor, target: torch.Tensor) -> Late.Copy:
-        target.fill_(float("nan"))
-        self._under_way.append(Late.Copy(source, target))
-        return self._under_way[-1]
-
-    def to_device(
-        self, source: torch.Tensor, target: torch.Tensor, unless: torch.Tensor | None = None
-    ) -> Late.Copy:
-        if unless is None or not unless:
-            target.copy_(source)  # what the script reads next waits for the copy
-        before, self._back[source.data_ptr()] = (
-            self._back.get(source.data_ptr()),
-            Late.Copy(source.clone(), source.clone()),
-        )
-        assert before is None or before.source is None, (
-            "the buffer was written to again, and nobody had waited for the copy"
-        )
-        return self._back[source.data_ptr()]
-
-    def join(self) -> None:
-        """What the script writes from now on does not meet the copies."""
-        for copy_ in self._under_way:
-            with copy_.lock:
-                copy_.source = None if copy_.source is None else copy_.source.clone()
-        self._under_way.clear()
-
-
-def on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All tensors count as those of a GPU, whose copies are :class:`Late`."""
-    for module in ("sync_lane", "async_lane", "parameters", "writes"):
-        monkeypatch.setattr(f"trainer.senders.{module}.is_on_gpu", lambda tensor: True)
-    monkeypatch.setattr(
-        "trainer.senders.parameters.pinned",
-        lambda shape, dtype: torch.empty(shape, dtype=dtype),
-    )
-    monkeypatch.setattr("trainer.senders.parameters.DeviceCopy", Late)
-
-
-class Flags:
-    """DeviceFlags without a GPU: what is compared is of the moment at which it was asked for."""
-
-    waits: ClassVar[list[str]] = []  # and what else has happened
-
-    def __init__(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        self.differ = torch.tensor([not torch.equal(then, now) for then, now in pairs])
-        self.waits.append("look")
-
-    def wait(self) -> list[bool]:
-        self.waits.append("wait")
-        return list(self.differ)
 
 
 @pytest.mark.parametrize("mode", ON_THE_WAY)
