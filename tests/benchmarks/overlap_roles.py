@@ -98,7 +98,7 @@ def install(device: Device) -> None:
             self.join = device.join
 
         def to_host(self, source: torch.Tensor, target: torch.Tensor) -> Done:
-            return device.copy(source.nbytes)
+            return device.copy(target.nbytes)
 
         def to_device(
             self, source: torch.Tensor, target: torch.Tensor, unless: torch.Tensor | None = None
@@ -128,7 +128,25 @@ def install(device: Device) -> None:
             device.wait(found.nbytes)
         return found
 
+    there = torch.zeros(1)  # stands for all values on the device, where k-step lanes compute
+    part, to_part = parameters.ParameterSlices.part, parameters.ParameterSlices.to_part
+    write_part = parameters.ParameterSlices.write_part
+
+    def part_there(self: Any, name: str) -> torch.Tensor:
+        return there.clone() if self.on_gpu(name) else part(self, name)
+
+    def brought(self: Any, name: str, value: torch.Tensor) -> torch.Tensor:
+        found = to_part(self, name, value)
+        return there.clone() if self.on_gpu(name) else found
+
+    def write_there(self: Any, name: str, value: torch.Tensor) -> None:
+        if not self.on_gpu(name):
+            write_part(self, name, value)
+
     parameters.ParameterSlices.read = read_blocking  # type: ignore[method-assign]
+    parameters.ParameterSlices.part = part_there  # type: ignore[method-assign]
+    parameters.ParameterSlices.to_part = brought  # type: ignore[method-assign]
+    parameters.ParameterSlices.write_part = write_there  # type: ignore[method-assign]
     parameters.pinned = lambda shape, dtype: torch.zeros(shape, dtype=dtype)
     parameters.DeviceCopy = Copies  # type: ignore[assignment, misc]
     writes.DeviceFlags = Flags  # type: ignore[assignment, misc]
