@@ -20,7 +20,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import TracebackType
 
 CHUNK_BYTES = 2**16
@@ -121,7 +121,12 @@ class NetworkPath:
         self._relays: list[_Relay] = []
         self._next: list[str] = []  # what happens to the next connections; "" for nothing
         self._lock = threading.Lock()  # guards all of the above
-        self._listening = [socket.create_server((address, port)) for port in sorted(set(ports))]
+        with ExitStack() as stack:  # none stays open where a port is taken
+            self._listening = [
+                stack.enter_context(socket.create_server((address, port)))
+                for port in sorted(set(ports))
+            ]
+            stack.pop_all()
         for listening in self._listening:
             threading.Thread(
                 target=self._accept, args=(listening,), name="network path", daemon=True

@@ -36,6 +36,7 @@ from tests.support.one_parameter import SECONDS, Trainer, plan_of
 from tests.support.waiting import eventually
 
 FLOOD = 600  # more than a pool of threads ever had
+STRANGER = "127.0.1.1"  # no path of another test listens there: ports are taken for a minute
 
 
 @contextmanager
@@ -151,7 +152,7 @@ def test_held_connections_of_a_stranger_keep_no_trainer_out(said: bytes) -> None
         host, port = split_endpoint(server.endpoint)
         for _ in range(300):
             held = stack.enter_context(closing(socket.socket()))
-            held.bind(("127.0.0.2", 0))
+            held.bind((STRANGER, 0))
             held.settimeout(SECONDS)
             held.connect((host, port))
             held.sendall(said)
