@@ -28,7 +28,7 @@
 #   check-ablations    each rule of exactly-once, of leases, fences, cuts and waits, taken away: does the checker see it?
 #   check-history      SEEDS=2000 random histories: is every step applied exactly once?
 #   check-properties   what hypothesis draws: other examples in each run, and many
-#   check-long         those tests that `make test` leaves out because others of their class stand for them; half an hour
+#   check-long         those tests that `make test` leaves out because others of their class stand for them
 #   check-sample       SAMPLE=100 of all their combinations, others for each state of the source
 #
 # Each sets up what it needs, once: a virtual environment in .venv with the versions of constraints.txt.

@@ -98,7 +98,7 @@ class Late:
     """
 
     class Copy:
-        """One of them."""
+        """A copy that is under way until somebody waits for it."""
 
         def __init__(self, source: torch.Tensor, target: torch.Tensor) -> None:
             self.source: torch.Tensor | None = source
@@ -138,7 +138,7 @@ class Late:
         return self._back[source.data_ptr()]
 
     def join(self) -> None:
-        """What the script writes from now on does not meet the copies."""
+        """Keeps what is under way from what the script writes from now on."""
         for copy_ in self._under_way:
             with copy_.lock:
                 copy_.source = None if copy_.source is None else copy_.source.clone()

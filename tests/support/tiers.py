@@ -64,11 +64,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def taken(cases: int, seconds: float) -> Sequence[int]:
-    """The places of the cases that ``make test`` takes, evenly among all and the first among them.
+    """The places of the cases that ``make test`` takes: the first, and others evenly behind it.
 
     Args:
-        cases: how many the function has.
-        seconds: that one takes, on average.
+        cases: the number of a function's cases.
+        seconds: the mean of what a case takes.
 
     Example::
 

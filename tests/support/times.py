@@ -49,7 +49,7 @@ class _Clock:
         self._seconds[report.nodeid] += report.duration
 
     def write(self) -> None:
-        """What has not run keeps what it had; that of a file that is gone goes."""
+        """Writes the means of what has run; the rest keeps what it had, or goes with its file."""
         cases: defaultdict[str, list[float]] = defaultdict(list)
         for nodeid, seconds in self._seconds.items():
             cases[function(nodeid)].append(seconds)

@@ -63,7 +63,7 @@ class Waits(TorchDispatchMode):
 
 @contextmanager
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Everything that this thread waits for of a device, inside."""
+    """Notes each wait of this thread for a device, inside."""
     script, found = threading.current_thread(), list[str]()
 
     def waiting(kind: type, name: str) -> None:
@@ -92,7 +92,7 @@ def on_this_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_step_of_a_window_waits_for_the_device(
     servers: Servers, monkeypatch: pytest.MonkeyPatch, configs: dict[str, Any]
 ) -> None:
-    """Nor does the forward behind it, whatever has arrived."""
+    """No step and no forward behind it waits, whatever has arrived; a flush does."""
     on_this_device(monkeypatch)
     model = net()
     optimizer = joined(
