@@ -82,6 +82,12 @@ def taken(cases: int, seconds: float) -> Sequence[int]:
     return [place * cases // number for place in range(number)]
 
 
+def _declared(item: pytest.Item) -> tuple[Sequence[int], str]:
+    """The place of a case among its function's, however a seed has mixed them."""
+    case = getattr(item, "callspec", None)
+    return tuple(case.indices.values()) if case else (), item.nodeid
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what the tier leaves out; a check (``--check``) takes its own choice."""
@@ -96,7 +102,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             functions[times.function(item.nodeid)].append(item)
     for name, cases in functions.items():
         kept = set(taken(len(cases), seconds.get(name, 0.0)))
-        for place, item in enumerate(cases):
+        for place, item in enumerate(sorted(cases, key=_declared)):
             if place not in kept:
                 item.add_marker("long")
     counts, kept, left = config.stash[_left_out], [], []

@@ -343,7 +343,8 @@ class ParameterSlices:
 
     def part(self, name: str) -> torch.Tensor:
         """As :meth:`read`, but on a GPU if the variable is there: the host waits for nothing."""
-        return self._contiguous(name) if self.on_gpu(name) else self.read(name)
+        part = self._contiguous(name)
+        return part if is_on_gpu(part) else part.to("cpu")
 
     def on_gpu(self, name: str) -> bool:
         """Whether a slice's variable is on a GPU."""
