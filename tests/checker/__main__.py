@@ -82,10 +82,13 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="show what servers and trainers log")
     asked = parser.parse_args()
     logging.basicConfig(level=logging.INFO if asked.verbose else logging.CRITICAL)
-    trials = [
-        numbered(seed, asked.kind, asked.mode, asked.transport)
-        for seed in range(asked.first, asked.first + asked.seeds)
-    ]
+    try:
+        trials = [
+            numbered(seed, asked.kind, asked.mode, asked.transport)
+            for seed in range(asked.first, asked.first + asked.seeds)
+        ]
+    except ValueError as error:
+        parser.error(f"{error}")
     warm_up()
     results = check(trials, asked.record)
     if asked.table is not None:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -53,9 +53,11 @@ class Loss:
 
     Attributes:
         seed: of the trial.
+        asked: what is not drawn: ``mode``, ``transport``.
     """
 
     seed: int
+    asked: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def _draw(self) -> dict[str, Any]:
@@ -70,6 +72,7 @@ class Loss:
             "at": draw.randint(1, 4),
             "commits": draw.randint(0, servers),
             "again": draw.random() < 0.5,
+            **self.asked,
         }
 
     def __getattr__(self, name: str) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from pserver.table.table import compile_kernels
-from tests.checker import losses
+from tests.checker import losses, scenario, worlds
 from tests.checker.losses import Loss
 from tests.checker.scenario import Scenario, of_seed
 from tests.checker.tally import Played, actions
@@ -20,6 +20,8 @@ from transpiler.ir.tables import Segment, Table
 KINDS = ("network", "losses", "world")
 # of eight seeds in a row: the worlds have most to show
 TURNS = ("network", "world", "world", "losses", "world", "world", "network", "world")
+
+MODES = {"network": scenario.MODES, "losses": losses.MODES, "world": worlds.MODES}
 
 Settings = Scenario | Loss | World
 
@@ -46,19 +48,29 @@ def numbered(
 
     Args:
         kind: of that kind alone; None: by turns.
-        mode, transport: in place of those drawn; a kind that has no such mode draws its own.
+        mode, transport: in place of those drawn; a kind that has no such mode draws its own, unless
+            it is the only one.
+
+    Raises:
+        ValueError: no kind that may be played has such a mode.
     """
+    having = [each for each in (kind,) if each] or KINDS
+    if mode is not None and all(mode not in MODES[each] for each in having):
+        known = sorted({name for each in having for name in MODES[each]})
+        raise ValueError(f"expected a mode of {' or '.join(having)}, got {mode!r}: one of {known}")
     chosen = kind or TURNS[seed % len(TURNS)]
     if kind:
         own = seed
     else:
         own = seed // len(TURNS) * TURNS.count(chosen)
         own += TURNS[: seed % len(TURNS)].count(chosen)
+    mode = mode if mode in MODES[chosen] else None
     settings: Settings
     if chosen == "network":
         settings = of_seed(own, mode, transport)
     elif chosen == "losses":
-        settings = Loss(own)
+        asked = {"mode": mode, "transport": transport}
+        settings = Loss(own, {name: value for name, value in asked.items() if value is not None})
     else:
         settings = world_of(own, mode, transport)
     return Numbered(seed, chosen, settings)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checker import tally
+from tests.checker import tally, trials
 from tests.checker.__main__ import check
 from tests.checker.trials import numbered
 from tests.checker.worlds import EVENTS, MODES
@@ -18,8 +18,8 @@ def test_every_law_holds_whatever_befalls_a_job(tmp_path: Path) -> None:
     """And these trials have had every mode, every transport, and all that can befall a job."""
     record = tmp_path / "history.jsonl"
     turns = {seed: OFTEN[seed // len(MODES) % len(OFTEN)] for seed in WORLDS}
-    trials = [numbered(s, "world", transport=each) for s, each in turns.items()]
-    results = check(trials, record)
+    played = [numbered(s, "world", transport=each) for s, each in turns.items()]
+    results = check(played, record)
 
     failed = [f"seed {each.seed}: {each.failure}" for each in results if each.failure]
     assert not failed, failed[0]
@@ -33,10 +33,22 @@ def test_every_law_holds_whatever_befalls_a_job(tmp_path: Path) -> None:
 
 def test_a_seed_means_the_same_trial_each_time() -> None:
     """By turns there are all kinds."""
-    trials = [numbered(seed) for seed in range(64)]
+    first = [numbered(seed) for seed in range(64)]
 
-    assert [str(each.settings) for each in trials] == [
-        str(numbered(each.seed).settings) for each in trials
+    assert [str(each.settings) for each in first] == [
+        str(numbered(each.seed).settings) for each in first
     ]
-    assert {each.kind for each in trials} == {"network", "losses", "world"}
-    assert len({str(each.settings) for each in trials}) == len(trials)
+    assert {each.kind for each in first} == {"network", "losses", "world"}
+    assert len({str(each.settings) for each in first}) == len(first)
+
+
+def test_an_asked_mode_is_played_or_refused() -> None:
+    """By every kind that has it; a mode that no kind has is an error."""
+    for kind, modes in trials.MODES.items():
+        for mode in modes:
+            played = [numbered(seed, kind, mode, "grpc").settings for seed in range(3)]
+            assert {(each.mode, each.transport) for each in played} == {(mode, "grpc")}
+    drawn = {numbered(seed, mode="geo").settings.mode for seed in range(64)}
+    assert drawn == {"geo", *trials.MODES["losses"]}, "losses have no such mode, and draw their own"
+    with pytest.raises(ValueError, match="expected a mode of losses, got 'geo': one of .'async'"):
+        numbered(0, "losses", "geo")
