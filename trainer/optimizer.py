@@ -414,6 +414,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Loads groups and states.
 
         Every trainer of the job calls this, between steps; trainer 0's states go to the servers.
+        In the k-step modes each trainer has its own, and its parameters stay as they are.
         """
         self._inner.load_state_dict(state_dict)
         self._share()
@@ -421,7 +422,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.loss_scaling is not None and "loss_scaling" in state_dict:
             self.loss_scaling.load(state_dict["loss_scaling"])
         if self.communicator is not None:
-            self.communicator.push([self._inner])
+            self.communicator.push_states(self._inner)
 
     def forget(self) -> None:
         """Drops residuals and merged gradients: parameters and states have been replaced."""

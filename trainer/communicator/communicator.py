@@ -823,17 +823,39 @@ class Communicator:
         this and has the values afterwards.  The leader is trainer 0 while it is live.
 
         Args:
-            optimizers: the optimizers whose states are loaded; None: all.
+            optimizers: the optimizers whose states are loaded; None: all, and the states of outer
+                optimizers begin anew.
         """
         drain_for_others(self.lanes, self.drain)
+        self._replace(range(len(self.lanes)), optimizers)
+
+    def push_states(self, optimizer: torch.optim.Optimizer) -> None:
+        """Loads the leader's states of an optimizer into the servers, with the values of all
+        parameters that servers step.  Every trainer calls this.
+
+        Where trainers step by themselves each has its own states: their parameters, and what they
+        have changed since the last exchange, stay.
+        """
+        stepped = [n for n, lane in enumerate(self.plan.lanes) if not lane.kind.steps_on_trainer]
+        if stepped:
+            self.drain()
+            self._replace(stepped, [optimizer])
+
+    def _replace(
+        self, lanes: Sequence[int], optimizers: Sequence[torch.optim.Optimizer] | None
+    ) -> None:
+        """Replaces the servers' values, but for those of other lanes, and the states of these
+        optimizers, by the leader's.
+        """
         self.barrier("push")
         if self.live.is_leader:
             for client in self.clients:
-                self.transfer.upload(client, optimizers)
+                self.transfer.upload(client, optimizers, lanes)
         self.barrier("pushed")
         self._script.held_back.clear()
-        self.transfer.pull()
-        for index, lane in enumerate(self.lanes):
+        self.transfer.pull(lanes)
+        for index in lanes:
+            lane = self.lanes[index]
             lane.start([client.channels[index] for client in self.clients], lane.step)
 
     def states(self) -> dict[str, dict[str, torch.Tensor]]:

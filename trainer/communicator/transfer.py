@@ -7,7 +7,7 @@ arrive in the parameters themselves, optimizer states in new tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 
@@ -72,21 +72,43 @@ class StateTransfer:
     # ---- loading servers ----
 
     def upload(
-        self, client: Client, optimizers: Sequence[torch.optim.Optimizer] | None = None
+        self,
+        client: Client,
+        optimizers: Sequence[torch.optim.Optimizer] | None = None,
+        lanes: Collection[int] | None = None,
     ) -> None:
-        """Loads every slice of a server, and the states of the script's optimizers, if they have
-        some.
+        """Loads slices of a server, and the states of the script's optimizers, if they have some.
 
         Args:
             optimizers: the optimizers whose states are loaded, and begin anew where they have
-                none; the servers keep the others' states.  None: all.
+                none; the servers keep the others' states.  None: all, and the states of outer
+                optimizers begin anew.
+            lanes: those whose values are loaded, besides what is never updated; None: all.
         """
-        held = ((name, self._slices.read(name)) for name in self._slices.held(client.index))
+        held = ((name, self._slices.read(name)) for name in self._held_in(client.index, lanes))
         chosen = self._optimizers if optimizers is None else optimizers
         with self._lane.turn:
             states = self._present_states(client.index, chosen)
             anew = self._stepped_by(client.index, chosen)
+            if optimizers is None:
+                anew += self._outer(client.index)
             first_of([client.channels[0].load(chain(held, states), anew=anew)])
+
+    def _held_in(self, server: int, lanes: Collection[int] | None) -> list[str]:
+        """The slices on a server that these lanes update, or none."""
+        every = self._slices.held(server)
+        if lanes is None:
+            return every
+        placements = ((name, self._slices.owner(name)[0]) for name in every)
+        return [name for name, each in placements if each.group is None or each.lane in lanes]
+
+    def _outer(self, server: int) -> list[str]:
+        """The slices on a server that an outer optimizer updates."""
+        return [
+            name
+            for name in self.slice_states[server]
+            if self._plan.lane_of(self._slices.owner(name)[0]).kind.outer_optimizer
+        ]
 
     def upload_buffers(self) -> None:
         """Loads the buffers of a job's only trainer into the servers.  No step has sent them; the
@@ -153,13 +175,18 @@ class StateTransfer:
             ]
             return first_of(replies) if replies else Reply()
 
-    def pull(self) -> Reply:
-        """Receives all slices that the servers hold into the live variables.
+    def pull(self, lanes: Collection[int] | None = None) -> Reply:
+        """Receives slices that the servers hold into the live variables.
+
+        Args:
+            lanes: those whose slices are received, besides what is never updated; None: all.
 
         Returns:
             The first server's reply.
         """
-        reply = self._pull(lambda server: [])
+        reply = self._pull(
+            lambda server: [] if lanes is None else self._held_in(server, lanes) or None
+        )
         self._buffers.start()
         return reply
 
