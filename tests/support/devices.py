@@ -119,7 +119,7 @@ class Late:
         self._back: dict[int, Late.Copy] = {}  # by the memory that they come from
 
     def to_host(self, source: torch.Tensor, target: torch.Tensor) -> Late.Copy:
-        target.fill_(float("nan"))
+        target.fill_(float("nan") if target.is_floating_point() else 0)
         self._under_way.append(Late.Copy(source, target))
         return self._under_way[-1]
 

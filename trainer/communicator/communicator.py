@@ -773,7 +773,7 @@ class Communicator:
         """Takes in parameters that were received between steps; called before a forward pass."""
         for lane in self.lanes:
             lane.refresh()
-        self.buffers.land(between_steps=True)
+        self.buffers.land(between_steps=True, waits=False)
 
     def drain(self) -> None:
         """Waits until everything that this trainer has sent is answered.  Received values do not

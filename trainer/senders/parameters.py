@@ -72,6 +72,11 @@ def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, pin_memory=True)
 
 
+def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Uninitialized pinned memory of a tensor's shape and dtype."""
+    return pinned(tuple(tensor.shape), tensor.dtype)
+
+
 class DeviceCopy:
     """The side stream of one GPU, on which copies from and to pinned memory run.
 

@@ -1,5 +1,6 @@
 """Whose buffers all trainers have, by ``a_sync_configs["buffers"]``: batch norm's running
-statistics in every mode, against real servers in this process.
+statistics in every mode, against real servers in this process; in main memory and on an emulated
+device.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 from pserver.errors import CorruptFrame, Refused
 from pserver.lane.rounds import SharedBuffers
 from pserver.transport.arrays import Assignment, whole_values
+from tests.support.devices import Flags, on_a_device
 from tests.support.normed_jobs import (
     MODES,
     data,
@@ -30,6 +32,14 @@ from transpiler.plan.plan import Lane
 from transpiler.plan.planner import plan_parameters, uniform
 
 FLOATS = ("norm.running_mean", "norm.running_var", "seen")
+
+
+@pytest.fixture(params=["in main memory", "on a device"], autouse=True)
+def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the models are."""
+    if request.param == "on a device":
+        on_a_device(monkeypatch)
+        monkeypatch.setattr("trainer.senders.writes.DeviceFlags", Flags)
 
 
 def hand_mean(of: list[dict[str, Tensor]]) -> dict[str, Tensor]:
