@@ -178,6 +178,11 @@ class DiLoCoSender(KStepSender):
     For rows of tables the change itself is sent: the server need not know which rows a trainer has
     looked up.  See [Note: diloco, row by row] in kstep_rows.py.
 
+    [Note: diloco on a GPU]  The script waits for the servers when a window ends, so it waits for
+    the GPU there: for the parameters, which all begin to be copied to pinned memory before it waits
+    for the first.  The servers' values are received into the same memory, and go to the GPU in
+    front of the next forward.  Changes are computed there.  The script waits for nothing else.
+
     Attributes:
         window: steps closed since the end of the last exchange.
     """
@@ -199,7 +204,7 @@ class DiLoCoSender(KStepSender):
 
     def _note_known(self) -> None:
         if self._lane.outlier_push != "off":
-            self._known = {name: self._slices.read(name).clone() for name in self._slices.names}
+            self._known = {name: self._slices.part(name).clone() for name in self._slices.names}
 
     def finish(self) -> Reply:
         """See :class:`LaneSender`."""
@@ -210,8 +215,7 @@ class DiLoCoSender(KStepSender):
 
     def _exchange(self, last: bool) -> None:
         steps, self._taken = self._taken, 0
-        own = {name: self._slices.read(name) for name in self._slices.names}
-        changes = {name: own[name] - known for name, known in self._known.items()}
+        own, changes = self._values()
         for rows in self.tables.values():
             rows.note_moved()
         tables = {name: rows.end_window() for name, rows in self.tables.items()}
@@ -231,6 +235,24 @@ class DiLoCoSender(KStepSender):
         for rows in self.tables.values():
             rows.restart()
         self._note_known()
+
+    def _values(self) -> tuple[Tensors, Tensors]:
+        """The parameters, and their changes where these are measured, in main memory."""
+        own, changes, copies = Tensors(), Tensors(), list[PendingCopy]()
+        for name in self._slices.names:
+            own[name] = part = self._slices.part(name)
+            if name in self._known:
+                changes[name] = part - self._known[name].to(part.device)
+            if self._slices.on_gpu(name):
+                way = self._slices.device_copy(part)
+                own[name] = self._slices.beside(name)
+                copies.append(way.to_host(part, own[name]))
+                if name in self._known:
+                    change, changes[name] = changes[name], self._slices.blank(name)
+                    copies.append(way.to_host(change, changes[name]))
+        for copy in copies:
+            copy.synchronize()
+        return own, changes
 
     def refresh(self) -> None:
         """Does nothing: no values are received between steps."""

@@ -434,11 +434,17 @@ class ParameterSlices:
         tensor = self._tensors[placement.name].detach()
         if not is_on_gpu(tensor) and tensor.device.type == "cpu" and tensor.is_contiguous():
             return tensor.view(-1)[slice_.begin : slice_.end].view(slice_.shape)
-        if name not in self._buffers:
-            self._buffers[name] = self.blank(name)
         while self._flushing:
             self._flushing.pop().synchronize()
         self._arrived.add(name)
+        return self.beside(name)
+
+    def beside(self, name: str) -> torch.Tensor:
+        """The buffer in which the values of a slice arrive where they do not in place.  A slice on
+        a GPU may be copied to it before: that copy is behind those of earlier values.
+        """
+        if name not in self._buffers:
+            self._buffers[name] = self.blank(name)
         return self._buffers[name]
 
     def write(self, name: str, value: torch.Tensor) -> None:
@@ -524,10 +530,21 @@ class ParameterSlices:
                 for slice_, part in parts.items()
             ]
         else:
+            if is_on_gpu(tensor):
+                parts = {slice_: self._there(slice_.name, part) for slice_, part in parts.items()}
             value = torch.cat(list(parts.values())).view(placement.shape)
             # elements that ``expand`` repeats once only: torch does not write to repeated elements
             once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
             tensor[once].copy_(value[once])
+
+    def _there(self, name: str, part: torch.Tensor) -> torch.Tensor:
+        """A flat new value on the GPU of its variable, where it may be already."""
+        if name in self._parts:
+            return part
+        tensor = self._tensors[self._owners[name][0].name]
+        there = torch.empty(part.shape, dtype=part.dtype, device=tensor.device)
+        self._flushing.append(self.device_copy(there).to_device(part, there))
+        return there
 
 
 def local_gradient(

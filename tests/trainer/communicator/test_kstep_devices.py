@@ -1,5 +1,5 @@
-"""A geo lane whose parameters are on a device: the script's thread waits for no device, and what is
-trained equals, to the bit, what is trained in main memory.
+"""K-step lanes whose parameters are on a device: the script's thread waits for no device, but where
+it waits for servers, and what is trained equals, to the bit, what is trained in main memory.
 
 The device is emulated, except in the last tests.
 """
@@ -28,7 +28,7 @@ from tests.support.devices import (
     on_a_device,
     train,
 )
-from tests.support.eager_modes import strategy_of
+from tests.support.eager_modes import eventually, strategy_of
 from trainer import fleet
 from trainer.communicator.communicator import Communicator, options_of
 from trainer.senders.parameters import ParameterSlices
@@ -40,6 +40,7 @@ from transpiler.strategy.from_strategy import lanes_of
 pytestmark = pytest.mark.usefixtures("finished")
 
 SECONDS = 20.0
+OUTER = {"type": "nesterov", "lr": 0.7, "momentum": 0.9}
 SYNCHRONISE = ("equal", "is_nonzero", "item", "_local_scalar_dense", "nonzero", "masked_select")
 
 
@@ -113,6 +114,41 @@ def test_no_step_of_a_window_waits_for_the_device(
     assert found, "a flush waits, and is counted"
 
 
+@pytest.mark.parametrize("outliers", ["off", "refuse"])
+def test_a_diloco_window_waits_for_the_device_at_its_end_alone(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, outliers: str
+) -> None:
+    """When all copies have begun, and for nothing behind the servers' answer."""
+    on_this_device(monkeypatch)
+    begun, waits = Late.to_host, list[list[str]]()
+
+    def begins(self: Late, source: torch.Tensor, target: torch.Tensor) -> Late.Copy:
+        found.append("begin")
+        return begun(self, source, target)
+
+    monkeypatch.setattr(Late, "to_host", begins)
+    model = net()
+    optimizer = joined(
+        servers(2),
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        strategy=strategy_of(k_steps=2, outer_optimizer=OUTER, outlier_push=outliers),
+    )
+    lane = optimizer.communicator.lanes[0]
+    with counted(monkeypatch) as found, Waits(found):
+        for x, y in batches():
+            loss_of(model, x, y).backward()
+            optimizer.step()
+            lane.refresh()
+            waits.append(list(found))
+            found.clear()
+    slices, measured = len(lane._slices.names), outliers != "off"
+    copies = (1 + measured) * slices
+    at_the_end = ["begin"] * copies + ["Copy.synchronize"] * copies
+    at_the_end += ["_local_scalar_dense"] * slices * measured  # norms, computed in main memory
+    assert waits == [[], at_the_end] * (len(batches()) // 2)
+
+
 # ---- what is trained ----
 
 
@@ -126,9 +162,7 @@ def strided(count: int) -> torch.Tensor:
 
 
 class Pair:
-    """Two trainers of a vector, and a smaller one, on two servers; the messages of trainer 0 leave
-    when they are let go.
-    """
+    """Two trainers on two servers of a vector, a smaller one, and two synced buffers."""
 
     def __init__(
         self,
@@ -138,11 +172,17 @@ class Pair:
         **configs: Any,
     ) -> None:
         rule = Rule("sgd", {"lr": 1.0, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0})
-        strategy = strategy_of(**configs)
-        sizes = {"w": 3000, "v": 7}
+        strategy = strategy_of(**{"buffers": "mean", **configs})
+        sizes = {"w": 3000, "v": 7, "mean": 2000}
         name = str(dtype).removeprefix("torch.")
         plan = plan_parameters(
-            [(variable, (size,), name, 0) for variable, size in sizes.items()],
+            [
+                *(
+                    (each, (size,), name, 0 if each != "mean" else None)
+                    for each, size in sizes.items()
+                ),
+                ("count", (), "int64", None),
+            ],
             [rule],
             lanes=lanes_of(strategy),
             trainers=2,
@@ -150,7 +190,13 @@ class Pair:
             min_block_size=1000,
         )
         self.hparams = {0: rule.hparams}
-        self.values = [{v: make(size).to(dtype) for v, size in sizes.items()} for _ in range(2)]
+        self.values = [
+            {
+                **{each: make(size).to(dtype) for each, size in sizes.items()},
+                "count": make(1)[0].to(torch.int64),
+            }
+            for _ in range(2)
+        ]
         self.trainers = [
             Communicator(
                 Deployment(plan, tuple(endpoints.split(",")), trainer_id=number),
@@ -159,13 +205,52 @@ class Pair:
             )
             for number in range(2)
         ]
-        with ThreadPoolExecutor(2) as pool:
-            for each in [pool.submit(trainer.start) for trainer in self.trainers]:
-                each.result(SECONDS)
+        self.both(lambda number: self.trainers[number].start())
         self.lane: Any = self.trainers[0].lanes[0]
+        self._random = [torch.Generator().manual_seed(5 + number) for number in range(2)]
+
+    def both(self, play: Callable[[int], Any]) -> None:
+        """Both trainers at once."""
+        with ThreadPoolExecutor(2) as pool:
+            for each in [pool.submit(play, number) for number in range(2)]:
+                each.result(SECONDS)
+
+    def step(self, number: int) -> None:
+        """A step of one trainer's own optimizer; every other one has a forward that changes
+        buffers.
+        """
+        values, trainer = self.values[number], self.trainers[number]
+        for name in ("w", "v", "mean") if trainer.step % 2 else ("w", "v"):
+            change = torch.randn(values[name].shape, generator=self._random[number])
+            values[name].add_(change.to(values[name]))
+        values["count"] += trainer.step % 2
+        trainer.commit(self.hparams)
+
+    def seen(self) -> list[torch.Tensor]:
+        """The bits of both trainers' values."""
+        return [bits(value) for values in self.values for value in values.values()]
+
+    def close(self) -> list[torch.Tensor]:
+        """Both leave: the bits of what the servers have."""
+        for trainer in self.trainers:
+            trainer.flush()
+        served = [bits(value) for value in self.trainers[0].served().values()]
+        self.both(lambda number: self.trainers[number].leave())
+        return served
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy, as integers."""
+    return tensor.cpu().contiguous().view(-1).view(torch.int16).clone()
+
+
+class Gated(Pair):
+    """Of a geo lane; the messages of trainer 0 leave when they are let go."""
+
+    def __init__(self, *given: Any, **configs: Any) -> None:
+        super().__init__(*given, **configs)
         self._exchange, self._gate = self.lane._exchange, threading.Semaphore(0)
         self.lane._exchange = self._gated
-        self._random = torch.Generator().manual_seed(5)
 
     def _gated(self, *given: Any) -> Any:
         assert self._gate.acquire(timeout=SECONDS)
@@ -178,35 +263,14 @@ class Pair:
             self._gate.release()
         replies[messages - 1].result(SECONDS)
 
-    def step(self, number: int, scale: float = 1.0) -> None:
-        """A step of one trainer's own optimizer."""
-        for value in self.values[number].values():
-            change = torch.randn(value.shape, generator=self._random) * scale
-            value.add_(change.to(value.dtype))
-        self.trainers[number].commit(self.hparams)
-
-    def seen(self) -> list[torch.Tensor]:
-        """The bits of both trainers' values."""
-        return [
-            value.contiguous().view(torch.int16).clone()
-            for values in self.values
-            for value in values.values()
-        ]
-
     def close(self) -> list[torch.Tensor]:
-        """Both leave, one after the other: the bits of what the servers have."""
+        """See :class:`Pair`."""
         for _ in range(100):
             self._gate.release()
-        for trainer in self.trainers:
-            trainer.flush()
-        served = [value.view(torch.int16) for value in self.trainers[0].served().values()]
-        with ThreadPoolExecutor(2) as pool:
-            for each in [pool.submit(trainer.leave) for trainer in self.trainers]:
-                each.result(SECONDS)
-        return served
+        return super().close()
 
 
-def steps(both: Pair, event: Callable[[Pair, int], None]) -> list[torch.Tensor]:
+def geo_steps(both: Gated, event: Callable[[Pair, int], None]) -> list[torch.Tensor]:
     """Steps of both, in one order: replies come while later changes are under way.
 
     Args:
@@ -220,6 +284,16 @@ def steps(both: Pair, event: Callable[[Pair, int], None]) -> list[torch.Tensor]:
             both.let_go()
         both.step(1)
         both.trainers[1].flush()
+        seen += both.seen()
+    return seen + both.close() + both.seen()
+
+
+def diloco_steps(both: Pair, event: Callable[[Pair, int], None]) -> list[torch.Tensor]:
+    """Steps of both at once, as each window's end waits for both."""
+    seen: list[torch.Tensor] = []
+    for number in range(STEPS):
+        event(both, number)
+        both.both(both.step)
         seen += both.seen()
     return seen + both.close() + both.seen()
 
@@ -247,18 +321,19 @@ def outlier(both: Pair, number: int) -> None:
         both.values[0]["w"].mul_(1e6)
 
 
+EVENTS: list[tuple[Any, ...]] = [
+    (plain, torch.zeros, torch.float32, {}),
+    (plain, torch.zeros, torch.float32, {"buffers": "trainer0"}),
+    (plain, strided, torch.float32, {}),
+    (plain, torch.zeros, torch.bfloat16, {}),
+    (written, torch.zeros, torch.float32, {}),
+    (not_finite, torch.zeros, torch.float32, {"nonfinite": "refuse"}),
+    (outlier, torch.zeros, torch.float32, REFUSED),
+]
+
+
 @pytest.mark.parametrize("queue", [2, 4])
-@pytest.mark.parametrize(
-    ("event", "make", "dtype", "configs"),
-    [
-        (plain, torch.zeros, torch.float32, {}),
-        (plain, strided, torch.float32, {}),
-        (plain, torch.zeros, torch.bfloat16, {}),
-        (written, torch.zeros, torch.float32, {}),
-        (not_finite, torch.zeros, torch.float32, {"nonfinite": "refuse"}),
-        (outlier, torch.zeros, torch.float32, REFUSED),
-    ],
-)
+@pytest.mark.parametrize(("event", "make", "dtype", "configs"), EVENTS)
 def test_on_a_device_it_is_trained_as_in_main_memory(
     servers: Servers,
     monkeypatch: pytest.MonkeyPatch,
@@ -270,10 +345,77 @@ def test_on_a_device_it_is_trained_as_in_main_memory(
 ) -> None:
     """Every value after every step, and those of the servers, to the bit."""
     configs = {"k_steps": 1, "send_queue_size": queue, **configs}
-    here = steps(Pair(servers(2), make, dtype, **configs), event)
+    here = geo_steps(Gated(servers(2), make, dtype, **configs), event)
     on_this_device(monkeypatch)
-    there = steps(Pair(servers(2), make, dtype, **configs), event)
+    there = geo_steps(Gated(servers(2), make, dtype, **configs), event)
+    assert_alike(here, there)
 
+
+@pytest.mark.parametrize("k_steps", [1, 3])
+@pytest.mark.parametrize(("event", "make", "dtype", "configs"), EVENTS)
+def test_on_a_device_diloco_trains_as_in_main_memory(
+    servers: Servers,
+    monkeypatch: pytest.MonkeyPatch,
+    event: Callable[[Pair, int], None],
+    make: Callable[[int], torch.Tensor],
+    dtype: torch.dtype,
+    configs: dict[str, Any],
+    k_steps: int,
+) -> None:
+    """The same, in steps in whose windows buffers change or do not."""
+    configs = {"k_steps": k_steps, "outer_optimizer": OUTER, **configs}
+    here = diloco_steps(Pair(servers(2), make, dtype, **configs), event)
+    on_this_device(monkeypatch)
+    there = diloco_steps(Pair(servers(2), make, dtype, **configs), event)
+    assert_alike(here, there)
+
+
+WINDOWS: dict[str, dict[str, Any]] = {
+    "geo": {"k_steps": 2},
+    "diloco": {"k_steps": 100, "outer_optimizer": OUTER},
+    "async": {},
+}
+
+
+@pytest.mark.parametrize("whose", ["trainer0", "mean"])
+@pytest.mark.parametrize("mode", WINDOWS)
+def test_no_step_waits_for_the_device_for_buffers(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, mode: str, whose: str
+) -> None:
+    """They leave, and arrive, and the script's thread reads none of them; in async mode it waits
+    for what the device has found of parameters.
+    """
+    on_this_device(monkeypatch)
+    pair = Pair(servers(2), torch.zeros, torch.float32, buffers=whose, **WINDOWS[mode])
+    values, trainer = pair.values[0], pair.trainers[0]
+
+    def step() -> None:
+        values["mean"].add_(1.0)
+        values["count"].add_(1)
+        trainer.commit(pair.hparams)
+        if mode != "diloco":
+            pair.lane.wait_for_replies() if mode == "geo" else eventually(lambda: answered(trainer))
+        trainer.refresh()
+
+    for _ in range(3):  # in which async compares everything
+        step()
+    with counted(monkeypatch) as found, Waits(found):
+        for _ in range(8):
+            step()
+    assert not [each for each in found if mode != "async" or each == "ParameterSlices.read"]
+    travelled = trainer.variable_bytes()["count"]
+    trainer.flush()
+    assert (travelled["bytes_out"] > 3 * 8) == (mode != "diloco")
+    pair.close()
+    assert values["count"] == 11
+
+
+def answered(trainer: Communicator) -> bool:
+    """Whether all steps that it has sent are answered."""
+    return trainer.metrics()["steps_queued"] == 0
+
+
+def assert_alike(here: list[torch.Tensor], there: list[torch.Tensor]) -> None:
     assert len(here) == len(there) > STEPS
     for number, (one, other) in enumerate(zip(here, there, strict=True)):
         assert torch.equal(one, other), number
@@ -284,11 +426,20 @@ def test_on_a_device_it_is_trained_as_in_main_memory(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("configs", [{"k_steps": 2, "send_queue_size": 1}, {"k_steps": 3}])
+@pytest.mark.parametrize(
+    "configs",
+    [
+        {"k_steps": 2, "send_queue_size": 1},
+        {"k_steps": 3},
+        {"k_steps": 2, "outer_optimizer": {"type": "sgd", "lr": 1.0}},
+    ],
+)
 def test_on_a_gpu_no_step_of_a_window_waits_for_it(
     servers: Servers, configs: dict[str, Any]
 ) -> None:
-    """torch raises where a host would wait; what is trained is what plain torch trains there."""
+    """torch raises where a host would wait, but for an event, as DiLoCo does when a window ends;
+    what is trained is what plain torch trains there.
+    """
     model, reference = net("cuda:0"), net("cuda:0")
     data = [(x.to("cuda:0"), y.to("cuda:0")) for x, y in batches()]
     plainly = torch.optim.SGD(reference.parameters(), lr=0.1)
@@ -308,6 +459,23 @@ def test_on_a_gpu_no_step_of_a_window_waits_for_it(
     fleet.finish()
 
     assert_near(model, train(reference, plainly, data * 2))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("whose", ["trainer0", "mean"])
+def test_on_a_gpu_diloco_trains_as_in_main_memory(servers: Servers, whose: str) -> None:
+    """To the bit, buffers too: the GPU computes no more than differences."""
+
+    def there(count: int) -> torch.Tensor:
+        return torch.zeros(count, device="cuda:0")
+
+    configs = {"k_steps": 3, "outer_optimizer": OUTER, "buffers": whose}
+    found = [
+        diloco_steps(Pair(servers(2), make, torch.float32, **configs), plain)
+        for make in (torch.zeros, there)
+    ]
+    assert_alike(*found)
 
 
 @pytest.mark.gpu
