@@ -414,7 +414,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Loads groups and states.
 
         Every trainer of the job calls this, between steps; trainer 0's states go to the servers.
-        In the k-step modes each trainer has its own, and its parameters stay as they are.
+        In the k-step modes each trainer has its own, and after the first step its parameters stay
+        as they are.
         """
         self._inner.load_state_dict(state_dict)
         self._share()

@@ -830,13 +830,15 @@ class Communicator:
         self._replace(range(len(self.lanes)), optimizers)
 
     def push_states(self, optimizer: torch.optim.Optimizer) -> None:
-        """Loads the leader's states of an optimizer into the servers, with the values of all
+        """Loads the leader's states of an optimizer into the servers, with the values of the
         parameters that servers step.  Every trainer calls this.
 
         Where trainers step by themselves each has its own states: their parameters, and what they
-        have changed since the last exchange, stay.
+        have changed since the last exchange, stay.  Before the first step there is no change:
+        servers get these values, too, so that a script may begin with those of a file.
         """
-        stepped = [n for n, lane in enumerate(self.plan.lanes) if not lane.kind.steps_on_trainer]
+        own = [self.step > 0 and lane.kind.steps_on_trainer for lane in self.plan.lanes]
+        stepped = [number for number, is_own in enumerate(own) if not is_own]
         if stepped:
             self.drain()
             self._replace(stepped, [optimizer])

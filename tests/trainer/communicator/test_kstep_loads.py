@@ -175,6 +175,31 @@ def test_states_that_a_script_loads_leave_parameters_and_the_window(
     assert_alike(job, alone)
 
 
+@pytest.mark.parametrize(("trainers", "outer"), ALL)
+def test_a_script_may_begin_with_the_values_and_states_of_a_file(
+    join: Join, trainers: int, outer: str
+) -> None:
+    """The outer optimizer does not take them for a change."""
+    job, alone = join(trainers, outer), Alone(trainers, outer)
+    other = net(9)
+    train(other, optimizer := momentum(other), batches(3, seed=7))
+
+    def load(model: nn.Module, own: torch.optim.Optimizer) -> None:
+        model.load_state_dict(other.state_dict())
+        own.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+    job.all(lambda _, each: load(each.model, each.optimizer))
+    job.steps(6)
+
+    for model, own in zip(alone.models, alone.optimizers, strict=True):
+        load(model, own)
+    with torch.no_grad():
+        for served, value in zip(alone.served, other.parameters(), strict=True):
+            served.copy_(value)
+    alone.steps(6)
+    assert_alike(job, alone)
+
+
 def test_states_that_a_script_loads_leave_changes_of_geo(servers: Servers) -> None:
     """No trainer's values replace the other's changes."""
     endpoints, data = servers(2), [batches(6, seed=number) for number in (1, 2)]
