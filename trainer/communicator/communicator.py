@@ -827,6 +827,7 @@ class Communicator:
                 optimizers begin anew.
         """
         drain_for_others(self.lanes, self.drain)
+        self.barrier("push")
         self._replace(range(len(self.lanes)), optimizers)
 
     def push_states(self, optimizer: torch.optim.Optimizer) -> None:
@@ -841,15 +842,18 @@ class Communicator:
         stepped = [number for number, is_own in enumerate(own) if not is_own]
         if stepped:
             self.drain()
+            self.barrier("push")
+            for lane in self.lanes if self.live.is_leader else ():
+                if isinstance(lane, AsyncSender):
+                    lane.pull_beneath()  # the others' last steps
             self._replace(stepped, [optimizer])
 
     def _replace(
         self, lanes: Sequence[int], optimizers: Sequence[torch.optim.Optimizer] | None
     ) -> None:
         """Replaces the servers' values, but for those of other lanes, and the states of these
-        optimizers, by the leader's.
+        optimizers, by the leader's, when all trainers have come to this.
         """
-        self.barrier("push")
         if self.live.is_leader:
             for client in self.clients:
                 self.transfer.upload(client, optimizers, lanes)

@@ -492,6 +492,21 @@ class AsyncSender:
             self._pipeline.pull(in_place=True)
             self._slices.flush_buffers()
 
+    def pull_beneath(self) -> None:
+        """Receives the servers' values, when the lane has been drained, but for the elements that
+        the script has written since the last step.
+        """
+        self._settle()
+        compared = self.writes.hold_back(everything=True)
+        written = self._differing(compared) if compared else {}
+        self.writes.held_back(compared, {})
+        self._pipeline.pull(in_place=True)
+        self._slices.flush_buffers()
+        for name, assignment in written.items():
+            assignment.write(value := self._slices.read(name).clone())
+            self._slices.write(name, value)
+        self._slices.flush_buffers()
+
     def leave(self) -> None:
         """See :class:`LaneSender`."""
         self.drain()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,8 @@ from tests.support.jobs import (
     join,
     loss_of,
 )
+from tests.support.table_trainers import Trainer, sgd
+from tests.support.threads import at_once
 
 # those in which servers have states
 IN_MODES = [name for name, mode in MODES.items() if mode.exact]
@@ -89,3 +92,60 @@ def test_values_that_are_spread_leave_the_states(servers: Servers) -> None:
     trainer.job.spread()
     trainer.train(script.data()[3:])
     assert_equal(trainer.leave(), alone(script))
+
+
+class Line(nn.Module):
+    """One parameter, of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(4))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"send_queue_size": 1},
+        {"send_queue_size": 1, "staleness": 8},
+        {"min_send_grad_num_before_recv": 2},
+        {"independent_recv_thread": True},
+    ],
+    ids=str,
+)
+def test_states_that_are_loaded_beside_steps_undo_none(
+    servers: Servers, fields: dict[str, Any]
+) -> None:
+    """Trainer 0 does not know the other's last steps when its values go to the servers.  What its
+    script has written goes there, too, where it knows which elements that are: not in lanes that
+    receive values in place.
+    """
+    endpoints, written = servers(2), "send_queue_size" not in fields
+    trainers: list[Trainer] = at_once(
+        *(lambda n=n: Trainer(endpoints, n, 2, Line(), sgd, k_steps=0, **fields) for n in (0, 1))
+    )
+
+    def add(trainer: Trainer, times: int) -> None:
+        for _ in range(times):
+            trainer.model.w.grad = -torch.ones(4)
+            trainer.optimizer.step()
+        trainer.job.communicator.flush()
+
+    try:
+        add(trainers[0], 3)
+        add(trainers[1], 4)
+        if written:
+            with torch.no_grad():
+                trainers[0].model.w[0] += 50.0
+        at_once(
+            *(
+                lambda each=each: each.optimizer.load_state_dict(each.optimizer.inner.state_dict())
+                for each in trainers
+            )
+        )
+        first = 53.0 if written else 7.0
+        assert [each.model.w.tolist() for each in trainers] == [[first, 7.0, 7.0, 7.0]] * 2
+        add(trainers[1], 1)
+        assert trainers[1].model.w.tolist() == [first + 1.0, 8.0, 8.0, 8.0]
+    finally:
+        at_once(*(each.job.finish for each in trainers))
