@@ -26,6 +26,12 @@ the first unanswered PROBE, or of a send that does not end) the stream is given 
 broken (:meth:`RetryingStream.end_if_silent`).  On a slow link an answer may take longer than that,
 behind what is still on its way: for the same request the patience doubles each time, and PROBE goes
 first on the new stream, so that its answer tells a slow link from a dead one.
+
+[Note: withdrawn]  Ctrl-C may interrupt the thread that asks anywhere: within a frame, between two
+of a request, in the wait for the reply.  The next request then finds one without an answer, whose
+frames would be taken for its own, and its answer too.  So another stream takes the place of the
+present one before it begins: the server forgets what came without a COMMIT, and nothing that it
+sends on a replaced stream arrives.
 """
 
 from __future__ import annotations
@@ -289,10 +295,12 @@ class RetryingStream:
         self._corrupt = 0  # streams of this request that brought bytes that are no frame
         self._probe_seconds = timeouts.PROBE_SECONDS  # until the next PROBE
         self._silence = StreamSilence(Timeouts(timeout_seconds).stream)
-        self._lock = threading.Lock()  # guards the eight below; nothing blocks under it
-        self._leaving = 0  # frames that are queued or being sent
+        self._lock = threading.Lock()  # guards the nine below; nothing blocks under it
+        self._changed = threading.Condition(self._lock)  # the stream, or the channel has ended
+        self._leaving = 0  # frames that are queued, or that the outbox is sending
         self._stream = open_stream(self._opened)
         self._number = self._opened  # of that stream
+        self._withdrawn = 0  # the stream that brought a request which was withdrawn
         self._requests, self._closing = 0, False
         self._request: list[Outgoing] = []
         self._destination: Destination = dropped
@@ -309,7 +317,8 @@ class RetryingStream:
     # ---- requests ----
 
     def begin(self, destination: Destination = dropped) -> Future[Reply]:
-        """Begins a request; the one before has been answered.
+        """Begins a request.  Where the one before has no answer, it was interrupted, and is
+        withdrawn first; see [Note: withdrawn].
 
         Args:
             destination: of the values in the reply; called in the inbox thread, and kept until the
@@ -318,6 +327,7 @@ class RetryingStream:
         Returns:
             The server's reply, or the failure that came instead.
         """
+        self.withdraw()
         self._packer = frames.Packer(shared_bytes=frames.EAGER_BYTES)
         self._probe_seconds = timeouts.PROBE_SECONDS
         with self._lock:
@@ -327,6 +337,23 @@ class RetryingStream:
             if self.failure is not None or self._closing:
                 self._end_request()
             return self._awaited.reply
+
+    def withdraw(self) -> None:
+        """Withdraws the request under way, if there is one; waits for another stream.
+
+        See [Note: withdrawn].
+        """
+        with self._lock:
+            if self._request and not self._awaited.reply.done():
+                self._withdrawn = self._number
+                self._awaited.fail(Unreachable(f"{self._name}: the request was withdrawn"))
+            stream = self._stream if self._withdrawn == self._number else None
+        if stream is None:
+            return
+        stream.cancel()
+        with self._lock:
+            while self._withdrawn == self._number and self.failure is None and not self._closing:
+                self._changed.wait()
 
     @property
     def norms(self) -> Future[Mapping[str, float]]:
@@ -364,9 +391,7 @@ class RetryingStream:
             frame[0].request = self._requests
             self._request.append(frame)
             number, direct = self._number, small and not self._leaving
-            if direct:
-                self._leaving += 1
-            else:
+            if not direct:
                 self._put_out(frame)
         if direct:
             self._send(number, frame)
@@ -387,6 +412,7 @@ class RetryingStream:
             if self.failure is not None or self._closing:
                 return
             self.failure = error
+            self._changed.notify_all()
             self._end_request()
             stream = self._stream
         stream.cancel()
@@ -398,6 +424,7 @@ class RetryingStream:
         """
         with self._lock:
             self._closing = True
+            self._changed.notify_all()
             abruptly = abruptly or self.failure is not None
             if not abruptly:
                 self._put_out((Frame(kind=Kind.BYE), ()))
@@ -437,12 +464,12 @@ class RetryingStream:
     def _outbox(self) -> None:
         while (item := self._next()) is not None:
             self._send(*item)
+            with self._lock:
+                self._leaving -= 1
             del item  # while nothing is to be sent, no tensor is held
 
     def _send(self, number: int, frame: Outgoing) -> None:
-        """Sends a frame that counts as leaving, unless another stream has taken the place of its
-        own.
-        """
+        """Sends a frame, unless another stream has taken the place of its own."""
         header, payload = frame
         with self._lock:
             stream, stale = self._stream, number != self._number
@@ -463,9 +490,6 @@ class RetryingStream:
             stream.cancel()
         except PServerError as error:
             self.fail(error)
-        finally:
-            with self._lock:
-                self._leaving -= 1
 
     def _next(self) -> tuple[int, Outgoing] | None:
         """The next frame; a PROBE where none comes for some time and the request is unanswered;
@@ -617,6 +641,7 @@ class RetryingStream:
             ended = self._closing or self.failure is not None
             if not ended:
                 self._stream, self._number = stream, self._opened
+                self._changed.notify_all()
                 self._missed.forget()
                 self.reconnects += 1
                 if self._silence.begin_again():

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
@@ -126,31 +126,15 @@ class Lookups:
         self.rows_ahead = self.rows_refreshed = self.rows_awaited = 0
         self._kept = 0  # lookups ahead
         self._clients: list[Client] = []
-        self._one = threading.Lock()  # one request at a time
-        self._replies: list[Future[Reply]] = []  # to it
+        # One request at a time.  It is taken by ``with``: in a context manager of ours Ctrl-C could
+        # come when the lock is taken, and before anyone is to release it.
+        self._one = threading.Lock()
 
     def start(self, clients: list[Client]) -> None:
         """Sets the connections, by server."""
         self._clients = clients
 
     # ---- requests ----
-
-    def _begin(self) -> None:
-        """Begins a request.  The caller has the turn, by ``with self._one``: in a context manager
-        of ours Ctrl-C could come when the lock is taken, and before anyone is to release it.
-
-        A stream has one request at a time, so where Ctrl-C has interrupted the wait for the one
-        before its answers come first: they would be taken for this one's.
-        """
-        if self._replies:
-            wait(self._replies)
-            self._replies.clear()
-
-    def _await(self) -> None:
-        """Waits for all replies of the turn's request."""
-        if self._replies:
-            first_of(self._replies)
-            self._replies.clear()
 
     def pull(self, name: str, ids: torch.Tensor) -> torch.Tensor:
         """The rows of unique ids, int64 [u] on the CPU -> [u, dim].
@@ -164,7 +148,6 @@ class Lookups:
         """The rows of unique ids of several tables, in one request to each server."""
         began = now() if SPANS.on else 0.0
         with self._one:
-            self._begin()
             rows = self._look_up(asked, self._divided(asked))
         self.lookups += 1
         count = sum(map(len, asked.values()))
@@ -198,7 +181,7 @@ class Lookups:
             number: under which the servers keep the lookup; 0: they do not.
         """
         rows = {name: self._blank(name, len(ids)) for name, ids in asked.items()}
-        answers = dict[int, Arrays]()
+        replies, answers = list[Future[Reply]](), dict[int, Arrays]()
         for server in range(len(self._clients)):
             own = {name: _own(ids, divided, name, server) for name, ids in asked.items()}
             own = {name: ids for name, ids in own.items() if len(ids)}
@@ -207,9 +190,8 @@ class Lookups:
                     name: self._blank(name, len(ids)) if divided else rows[name]
                     for name, ids in own.items()
                 }
-                asking = self._channel(server, own).lookup(own, _into(into), number)
-                self._replies.append(asking)
-        self._await()
+                replies.append(self._channel(server, own).lookup(own, _into(into), number))
+        _await(replies)
         for name, places in divided.items():
             for server, arrived in answers.items():
                 if name in arrived:
@@ -230,7 +212,6 @@ class Lookups:
         began = now() if SPANS.on else 0.0
         divided = self._divided(asked)
         with self._one:
-            self._begin()
             self._kept += 1
             kept = KeptLookup(self._kept, dict(asked), divided, {})
             kept.rows = self._look_up(asked, divided, kept.number)
@@ -263,7 +244,6 @@ class Lookups:
         began = now() if SPANS.on else 0.0
         changed = 0
         with self._one:
-            self._begin()
             replies, arrived = dict[int, Future[Reply]](), dict[int, Arrays]()
             for server in range(len(self._clients)):
                 own = [name for name in names if len(kept.ids_of(name, server))]
@@ -271,8 +251,7 @@ class Lookups:
                     into = arrived[server] = Arrays()
                     channel = self._channel(server, own)
                     replies[server] = channel.refresh(kept.number, own, _into(into), after)
-                    self._replies.append(replies[server])
-            self._await()
+            _await(list(replies.values()))
             known = {n: not reply.result().unknown_lookup for n, reply in replies.items()}
             for server in known:
                 if known[server]:
@@ -290,8 +269,7 @@ class Lookups:
         own = {name: kept.ids_of(name, server) for name in names}
         own = {name: ids for name, ids in own.items() if len(ids)}
         rows = {name: self._blank(name, len(ids)) for name, ids in own.items()}
-        self._replies.append(self._channel(server, own).lookup(own, _into(rows)))
-        self._await()
+        _await([self._channel(server, own).lookup(own, _into(rows))])
         every = {name + PLACES: torch.arange(len(ids)) for name, ids in own.items()}
         return kept.take(server, own, every | {name + ROWS: each for name, each in rows.items()})
 
@@ -330,13 +308,11 @@ class Lookups:
             cursor, returned = 0, client.returned
             while cursor >= 0:
                 with self._one:
-                    self._begin()
                     arrived = Arrays()
                     reply = self._channel(server, [name]).scan(
                         name, cursor, CHUNK_ROWS, _into(arrived), changed, materialized
                     )
-                    self._replies.append(reply)
-                    self._await()
+                    _await([reply])
                 done = reply.result()
                 if client.returned != returned:  # with rows of another moment
                     raise OSError(f"{client} has restarted while table {name!r} was read")
@@ -350,10 +326,8 @@ class Lookups:
     def mark_saved(self, name: str) -> None:
         """Tells the servers that all changes of a table until now have been saved."""
         with self._one:
-            self._begin()
             for server in range(len(self._clients)):
-                self._replies.append(self._channel(server, [name]).mark_saved(name))
-                self._await()
+                _await([self._channel(server, [name]).mark_saved(name)])
 
     def load_initial(self, server: int, name: str, ids: torch.Tensor, values: torch.Tensor) -> None:
         """Loads rows without optimizer state into one server: those that it holds.
@@ -368,18 +342,18 @@ class Lookups:
             rows = own.rows.to(DTYPES[self.tables[name].computes_in]).contiguous()
             arrays = [(f"{name}@ids", own.ids), (f"{name}@values", rows)]
             with self._one:
-                self._begin()
-                self._replies.append(self._channel(server, [name]).load(arrays))
-                self._await()
+                _await([self._channel(server, [name]).load(arrays)])
 
     def reset(self, name: str, metadata: Mapping[str, Any]) -> None:
         """Empties a table on every server, and sets its metadata."""
         with self._one:
-            self._begin()
-            for server in range(len(self._clients)):
-                part = {name: counts.part(metadata, server)}
-                self._replies.append(self._channel(server, [name]).load([], part))
-            self._await()
+            parts = [counts.part(metadata, server) for server in range(len(self._clients))]
+            _await(
+                [
+                    self._channel(server, [name]).load([], {name: part})
+                    for server, part in enumerate(parts)
+                ]
+            )
 
     def load(self, name: str, chunk: Chunk) -> None:
         """Loads the rows of a chunk, with their states, into the servers that hold them."""
@@ -387,14 +361,14 @@ class Lookups:
             key: torch.from_numpy(np.ascontiguousarray(array)) for key, array in chunk.items()
         }
         with self._one:
-            self._begin()
+            replies = []
             for server, own in enumerate(_chosen(chunk["ids"], len(self._clients))):
                 parts = [
                     (f"{name}@{key}", array[own] if _by_row(key) else array)
                     for key, array in arrays.items()
                 ]
-                self._replies.append(self._channel(server, [name]).load(parts))
-            self._await()
+                replies.append(self._channel(server, [name]).load(parts))
+            _await(replies)
 
     def metrics(self, ahead: bool) -> dict[str, float]:
         """Requests for rows, and rows, since the start.
@@ -408,6 +382,12 @@ class Lookups:
             counts["rows_refreshed"] = float(self.rows_refreshed)
             counts["rows_awaited"] = float(self.rows_awaited)
         return counts
+
+
+def _await(replies: Sequence[Future[Reply]]) -> None:
+    """Waits for the replies to one request, if any server was asked."""
+    if replies:
+        first_of(replies)
 
 
 def _by_row(key: str) -> bool:

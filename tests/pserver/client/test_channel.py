@@ -246,3 +246,62 @@ def test_bytes_that_are_no_frame_end_streams_and_then_the_channel() -> None:
         channel.begin().result(timeout=10)
 
     assert streams == list(range(1, retrying_stream.MAX_CORRUPT + 2))
+
+
+# ---- Ctrl-C ----
+
+
+class Played:
+    """A server that answers no request of its first stream, and every one of the later ones.
+
+    Attributes:
+        asked: the names that were asked for, by stream.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+
+    def __call__(self, stream: Stream) -> None:
+        stream, asked = SequencedStream(stream), list[str]()
+        self.asked.append(asked)
+        while (received := stream.receive()) is not None:
+            if received[0].kind == Kind.PULL:
+                asked += [part.name for part in received[0].parts]
+                if len(self.asked) > 1:
+                    stream.send(Frame(kind=Kind.DONE, done=Done(version=len(self.asked))))
+
+
+def test_a_request_without_an_answer_is_withdrawn_before_the_next() -> None:
+    """The wait for its answer was interrupted: what comes is the next one's."""
+    played = Played()
+    channel = opened(played)
+    first = channel.pull(["a"], dropped)
+    eventually(lambda: played.asked == [["a"]])
+
+    assert channel.pull(["b"], dropped).result(10).version == 2
+    with pytest.raises(Unreachable, match="withdrawn"):
+        first.result(0)
+    assert (channel.reconnects, played.asked) == (1, [["a"], ["b"]])
+    channel.close()
+
+
+def test_a_request_that_has_left_in_part_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server forgets what came of it."""
+    played = Played()
+    channel = opened(played)
+    channel.begin()
+    channel.push(1, [("a", torch.ones(3))])
+    with monkeypatch.context() as patched:
+
+        def send(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        patched.setattr(SequencedStream, "send", send)
+        with pytest.raises(KeyboardInterrupt):
+            channel.commit(1, {})
+    channel.withdraw()
+    channel.withdraw()
+
+    assert channel.pull(["b"], dropped).result(10).version == 2
+    assert (channel.reconnects, played.asked) == (1, [[], ["b"]])
+    channel.close()
