@@ -4,12 +4,16 @@ servers take its steps.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
 
-from pserver.errors import PartialPlan
+from pserver.errors import PartialPlan, PServerError
 from pserver.telemetry.trace import SPANS, now
 from trainer.collective.gradient_means import GradientMeans
 from trainer.gradients.averaging import AveragedStep
@@ -36,6 +40,7 @@ if TYPE_CHECKING:  # which bring the transports, and a job without servers has n
     from trainer.communicator.gradient_changes import GradientChanges
     from trainer.communicator.tables import Tables
 
+T = TypeVar("T")
 Connect = Callable[["DistributedOptimizer"], None]
 
 
@@ -94,7 +99,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.loss_scaling: LossScaling | None = None  # of models with strategy.amp in float16
         self._connect = connect
         self.grad_clip = grad_clip
-        self.steps = 0  # of the job, including those before a loaded checkpoint
+        self._steps = 0
+        self._awaited: int | None = None  # steps with one that was interrupted and counts
+        self._stepping = False  # whether a step with servers is under way, or was interrupted
+        self._forward: RemovableHandle | None = None  # ends that one before the next forward
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._share()
         self._changes: GradientChanges | None = None
@@ -144,6 +152,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._connection
 
     @property
+    def steps(self) -> int:
+        """The steps of the job, including those before a loaded checkpoint, and one that was
+        interrupted while its answers were awaited: the servers have it.
+        """
+        return self._steps if self._awaited is None else self._awaited
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self._steps, self._awaited = steps, None
+
+    @property
     def inner(self) -> torch.optim.Optimizer:
         """The user's optimizer."""
         return self._inner
@@ -175,11 +194,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Raises:
             PServerError: a server or another trainer was lost, or refused the step.
+            RuntimeError: the step before was interrupted, as by Ctrl-C, where it cannot go on.
             SystemExit: this trainer has left in its grace period, after SIGTERM.
             ValueError: a gradient is sparse, or has another dtype than its parameter; or a closure
                 and a loss are given.
         """
         began = now() if SPANS.on else 0.0
+        self._settle()
         if closure is not None:
             if loss is not None:
                 raise ValueError("step: expected a closure or a loss, got both")
@@ -192,7 +213,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         overflow = self._overflowed()
         if self._merge is None:
             self._update(loss, overflow)
-        elif self._merge.add(self, overflow):
+        elif self._merges(self._merge, overflow):
             with self._merge.lent():
                 self._update(loss, self._merge.overflow)
         self._seen_by_schedulers()
@@ -204,15 +225,51 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.communicator.end_if_asked()
         return loss
 
+    def _settle(self) -> None:
+        """Ends a step that was interrupted, as by Ctrl-C: it counts where the servers have it, and
+        is withdrawn where they have nothing of it.
+
+        Raises:
+            RuntimeError: it can do neither.
+        """
+        if (communicator := self._connection) is None or self.early is not None:
+            return
+        communicator.settle()
+        if self._stepping:
+            communicator.withdraw(self.lanes)
+            self._left.clear()
+            self._stepping = False
+
+    def _merges(self, merge: GradientMerge, overflow: bool) -> bool:
+        """Adds gradients to those of the steps before; returns whether they make an update now."""
+        add = partial(merge.add, self, overflow)
+        if (communicator := self.communicator) is None:
+            return add()
+        last = self._once(communicator, add)
+        if not last:
+            communicator.counted()
+        return last
+
+    @staticmethod
+    def _once(communicator: Communicator, part: Callable[[], T]) -> T:
+        """Runs a part of a step that can be neither withdrawn nor repeated."""
+        communicator.tear()
+        try:
+            return part()
+        except Exception:  # the script's own: nothing has interrupted it
+            communicator.counted()
+            raise
+
     def _update(self, loss: Any, overflow: bool) -> None:
         """Takes the step with the gradients in ``p.grad``."""
         if self.communicator is None:
             overflow = self._step_alone(overflow)
+            if self.loss_scaling is not None:
+                self.loss_scaling.update(overflow)
         else:
             self.communicator.check()  # before a k-step lane steps by itself
-            overflow = self._step_together(self.communicator, overflow)
-        if self.loss_scaling is not None:
-            self.loss_scaling.update(overflow)
+            self._stepping = True
+            self._step_together(self.communicator, overflow)
         self._end_step(loss)
 
     def _end_step(self, loss: Any) -> None:
@@ -251,8 +308,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.steps += 1
         return overflow
 
-    def _step_together(self, communicator: Communicator, own: bool) -> bool:
-        overflow, tables = own, tables_in(communicator.plan, self.lanes)
+    def _step_together(self, communicator: Communicator, overflow: bool) -> None:
+        tables = tables_in(communicator.plan, self.lanes)
         if self._left:
             communicator.look_again()
         if not overflow:
@@ -260,7 +317,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self._clip_here()
             here, there = divided(self._gradients(), self.names, communicator.plan)
             if here:
-                self._step_here(here)
+                self._once(communicator, partial(self._step_here, here))
             if self.dgc is not None:
                 there |= self.dgc.leaving(there, self.steps)
             left = self._left  # during backward
@@ -272,24 +329,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         elif self._tables is not None:
             self._tables.discard(tables)
         self._left.clear()
-        overflow = self._close_and_finish(communicator, overflow)
-        if overflow and not own:
-            tell_scaler(self)  # see [Note: whose overflow]
-        if self.dgc is not None:
-            self.dgc.end(applied=not overflow)
-        return overflow
+        self._close_and_finish(communicator, overflow)
 
-    def _close_and_finish(self, communicator: Communicator, overflow: bool) -> bool:
+    def _close_and_finish(self, communicator: Communicator, own: bool) -> None:
         """Closes the step, with the part that the trainers average, waits for the servers, and
         counts the step.  See [Note: a step of both] in averaging.py.
 
         Args:
-            overflow: whether a gradient of this trainer is not finite.
-
-        Returns:
-            Whether the step overflowed on some trainer, and no trainer took it.
+            own: whether a gradient of this trainer is not finite.
         """
-        step = AveragedStep(self.lanes, communicator)
+        step, overflow, steps = AveragedStep(self.lanes, communicator), own, self._steps
+        if step.due:
+            communicator.tear()
         means = self._average(step, overflow) if step.first else None
         if means is not None and step.decided:
             overflow = means.overflow
@@ -297,7 +348,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         early = step.due and not step.decided
         if early:
             overflow = self._apply(means or self._average(step, overflow))
-            self.steps += 0 if overflow else 1  # a process that joins now gets this number
+            self._steps += 0 if overflow else 1  # a process that joins now gets this number
+        if not step.due:
+            self._finish(communicator, own, steps)
+            return
         communicator.position.quiet = not step.answers
         done = communicator.finish_step()  # None: the trainers average all of its gradients
         communicator.position.quiet = False
@@ -305,9 +359,56 @@ class DistributedOptimizer(torch.optim.Optimizer):
             assert done is not None, "a lane whose steps need all trainers"
             overflow = self._apply(step.settle(done.committed))
         overflow = overflow or (done is not None and done.overflow)
-        if not early:
-            self.steps += 0 if overflow else 1
-        return overflow
+        self._ended(communicator, own, overflow, self._steps if early else steps + (not overflow))
+
+    def _finish(self, communicator: Communicator, own: bool, steps: int) -> None:
+        """Waits for the servers, and counts the step; once more where it was interrupted.
+
+        Args:
+            own: whether a gradient of this trainer is not finite.
+            steps: before this one.
+        """
+        try:
+            done = communicator.finish_step(partial(self._finish, communicator, own, steps))
+            overflow = own or (done is not None and done.overflow)
+            self._ended(communicator, own, overflow, steps + (not overflow))
+        except PServerError:
+            raise
+        except BaseException:  # of Ctrl-C, too
+            self._awaited = steps if own else steps + 1
+            self._watch_forwards(True)
+            raise
+
+    def _ended(self, communicator: Communicator, own: bool, overflow: bool, steps: int) -> None:
+        """Ends the step.
+
+        Args:
+            own: whether a gradient of this trainer is not finite.
+            overflow: whether one of some trainer is not, and no trainer took the step.
+            steps: with this one, where it counts.
+        """
+        if overflow and not own:
+            tell_scaler(self)  # see [Note: whose overflow]
+        if self.dgc is not None:
+            self.dgc.end(applied=not overflow)
+        if self.loss_scaling is not None:
+            self.loss_scaling.update(overflow)
+        self.steps = steps
+        self._stepping = False
+        communicator.counted()
+        self._watch_forwards(False)
+
+    def _watch_forwards(self, watches: bool) -> None:
+        """Makes the script's next forward end the interrupted step: until then values may arrive
+        where it would read them.
+        """
+        if self._forward is not None:
+            self._forward.remove()
+        script, self._forward = threading.get_ident(), None
+        if watches:
+            self._forward = register_module_forward_pre_hook(
+                lambda *_: self._settle() if threading.get_ident() == script else None
+            )
 
     def _average(self, step: AveragedStep, overflow: bool) -> GradientMeans:
         return step.average(self.trained(), self._gradients(), overflow)
@@ -339,9 +440,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _send_one(self, parameter: torch.Tensor) -> None:
         name = self.names[parameter]
+        if self._stepping:
+            self._settle()
         if parameter in self._left:
             raise RuntimeError(
-                f"overlap: {name!r} has a second gradient in one step, and the first one has left"
+                f"overlap: {name!r} has a second gradient in one step, and the first one has left; "
+                "after a backward that was interrupted, as by Ctrl-C, end the job, and begin again "
+                "from a checkpoint"
             )
         communicator, gradient = self._connection, parameter.grad
         if communicator is None or gradient is None or name in communicator.plan.averaged:
@@ -453,6 +558,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def end(self) -> None:
         """Ends the watch of gradients and the merge: the script takes no further step."""
         self.watch(None)
+        self._watch_forwards(False)
         if self._merge is not None:
             self._merge.end()
 

@@ -190,11 +190,12 @@ class Compressor:
 
     def __init__(self) -> None:
         self._kept: dict[str, torch.Tensor] = {}
+        self._next: dict[str, torch.Tensor] = {}  # after the step under way
 
     def encode(self, name: str, gradient: torch.Tensor, scheme: str) -> dict[str, torch.Tensor]:
         """As :func:`encode`, after adding what rounding took before; ``""`` is allowed here.
 
-        The gradient itself is not changed.
+        The gradient itself is not changed.  :meth:`end` follows.
         """
         if not scheme:
             return {name: gradient}
@@ -204,5 +205,15 @@ class Compressor:
             gradient = gradient + self._kept[name]
         parts = encode(name, gradient, scheme)
         lost = gradient - decode(name, parts, scheme, torch.empty_like(gradient))
-        self._kept[name] = lost.nan_to_num_(0.0, 0.0, 0.0)  # an overflow is not a rounding error
+        self._next[name] = lost.nan_to_num_(0.0, 0.0, 0.0)  # an overflow is not a rounding error
         return parts
+
+    def end(self, sent: bool) -> None:
+        """Ends the step.
+
+        Args:
+            sent: False: it was withdrawn, and rounding has taken nothing.
+        """
+        if sent:
+            self._kept.update(self._next)
+        self._next = {}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import chain, compress
@@ -434,6 +434,11 @@ class Communicator:
         self.consumed = self.lanes[0].consumed
         self._open: set[int] = set()  # lanes that have sent something of a step that is not closed
         self._closed: set[int] = set()  # lanes whose step is closed and not finished
+        self._finished: dict[int, Reply] = {}  # of those, once their answers are taken in
+        # See [Note: an interrupted step] in pipeline.py.
+        self._torn = 0  # the step of which a part can be neither withdrawn nor repeated; 0: none
+        self._again: Callable[[], object] | None = None  # ends a step whose answers are awaited
+        self._reply: Reply | None = None  # to that one, once they are taken in
         self._left, self._asked_at = False, 0
         self.hand_over: Callable[[], None] = lambda: None
         self._start_rows = dict(start_rows or {})
@@ -558,6 +563,7 @@ class Communicator:
             self.look_ahead.close()
         if not failure:
             try:
+                self.settle()
                 self._shutdown.drain(self.lanes)
                 if drained is not None:
                     self.transfer.upload_buffers()
@@ -668,7 +674,49 @@ class Communicator:
         self.close_step(hparams, overflow)
         reply = self.finish_step()
         assert reply is not None, "every lane is closed"
+        self.counted()
         return reply
+
+    def settle(self) -> None:
+        """Ends a step that was interrupted, as by Ctrl-C, while its answers were awaited: it
+        counts.  Called before anything that a step must not be in the middle of.
+
+        See [Note: an interrupted step] in trainer/senders/pipeline.py.
+
+        Raises:
+            RuntimeError: a step was interrupted where it cannot go on.
+            PServerError: what ended the job.
+        """
+        if self._torn or any(lane.torn for lane in self.lanes):
+            self.check()
+            raise self._cannot_go_on(self._torn or self.step)
+        if self._again is not None:
+            self._again()
+
+    @staticmethod
+    def _cannot_go_on(step: int) -> RuntimeError:
+        return RuntimeError(
+            f"step {step} was interrupted, as by Ctrl-C, where it can be neither completed nor "
+            "undone, and no other can follow: end the job, and begin again from a checkpoint"
+        )
+
+    def withdraw(self, lanes: Iterable[int]) -> None:
+        """Withdraws a step that was interrupted before it was closed: the servers have nothing of
+        it.
+        """
+        for index in self._open.intersection(lanes):
+            self.lanes[index].withdraw()
+            self._open.discard(index)
+
+    def tear(self) -> None:
+        """Notes that what follows of the step can be neither withdrawn nor repeated: this trainer
+        steps by itself.  The step's close, or :meth:`counted`, follows.
+        """
+        self._torn = self.step + 1
+
+    def counted(self) -> None:
+        """Notes that a step has ended, and counts."""
+        self._again, self._reply, self._torn = None, None, 0
 
     def close_step(
         self, hparams: Hparams, overflow: bool = False, lanes: Sequence[int] | None = None
@@ -689,17 +737,15 @@ class Communicator:
         self.position.answer()
         chosen = list(range(len(self.lanes))) if lanes is None else list(lanes)
         if self._closed.intersection(chosen):
-            raise RuntimeError(
-                f"step {self.step} was interrupted, as by Ctrl-C, before its answers were taken "
-                "in, and no other can follow: end the job, and begin again from a checkpoint"
-            )
-        if not self._closed:
-            self.step += 1
-            for client in self.clients:
-                client.activity = f"step {self.step}"
+            raise self._cannot_go_on(self.step)
         for index in chosen:
             if index not in self._open:
                 self.lanes[index].begin()
+        self._torn = number = self.step if self._closed else self.step + 1
+        if not self._closed:
+            self.step = number
+            for client in self.clients:
+                client.activity = f"step {self.step}"
         self._closed.update(chosen)
         self._open.difference_update(chosen)
         self.buffers.capture(chosen)
@@ -709,27 +755,40 @@ class Communicator:
         if self.look_ahead is not None:
             self.look_ahead.closed({index: self.lanes[index].step for index in chosen})
 
-    def finish_step(self) -> Reply | None:
+    def finish_step(self, again: Callable[[], object] | None = None) -> Reply | None:
         """Waits for the closed lanes' replies, and takes in the received values.
+
+        Args:
+            again: calls this once more where it was interrupted, and counts the step.  None: an
+                interrupted step cannot go on.  :meth:`counted` follows.
 
         Returns:
             The reply of the first server in the first closed lane, preferring lanes whose servers
-            merge the gradients of all trainers; None if no lane's step is closed.
+            merge the gradients of all trainers; of a step that does not count yet once more; None
+            if no lane's step is closed.
 
         Raises:
             PServerError: a server or another trainer is lost, or a server refused the step.
             SystemExit: this was the last step of a probe.
         """
-        closed, replies = sorted(self._closed), list[Reply]()
+        closed = sorted(self._closed)
+        if closed:
+            self._again = again
+        if self._again is not None:
+            self._torn = 0
         with self._probe, self.position.waiting():
             for index in closed:
-                with self.page.steps.blocked(index):
-                    replies.append(self.lanes[index].finish())
-        self._closed.clear()
+                if index not in self._finished:
+                    with self.page.steps.blocked(index):
+                        self._finished[index] = self.lanes[index].finish()
         self.buffers.land()
         if self.step & (self.step - 1) == 0:
             trim_memory()
-        return _first(replies, [self.plan.lanes[each] for each in closed])
+        replies = [self._finished[index] for index in closed]
+        self._reply = _first(replies, [self.plan.lanes[each] for each in closed]) or self._reply
+        self._closed.clear()
+        self._finished.clear()
+        return self._reply
 
     def look_again(self) -> None:
         """Finds later external writes, before steps are closed whose gradients were sent during
@@ -770,7 +829,12 @@ class Communicator:
             client.check()
 
     def refresh(self) -> None:
-        """Takes in parameters that were received between steps; called before a forward pass."""
+        """Takes in parameters that were received between steps; called before a forward pass.
+
+        Raises:
+            RuntimeError: see :meth:`settle`.
+        """
+        self.settle()
         for lane in self.lanes:
             lane.refresh()
         self.buffers.land(between_steps=True, waits=False)
@@ -780,9 +844,10 @@ class Communicator:
         replace the script's external writes.
 
         Raises:
-            RuntimeError: this trainer has left.
+            RuntimeError: this trainer has left; or see :meth:`settle`.
         """
         self.check()
+        self.settle()
         for lane in self.lanes:
             lane.drain()
         self.buffers.land(between_steps=True)
@@ -808,12 +873,14 @@ class Communicator:
         buffers that travel with them, whole, by name; the trainer's own values stay.  Warns of
         external writes since the last step: the servers have them only in part, or not at all.
         """
+        self.settle()
         return self.transfer.served(self.lanes)
 
     def pull(self) -> None:
         """Receives every placed variable as the servers hold it, including variables that they
         never update.  Parameters that the trainers average stay as they are here.
         """
+        self.settle()
         self.transfer.pull_served()
         for lane in self.lanes:
             lane.note_values()
@@ -826,6 +893,7 @@ class Communicator:
             optimizers: the optimizers whose states are loaded; None: all, and the states of outer
                 optimizers begin anew.
         """
+        self.settle()
         drain_for_others(self.lanes, self.drain)
         self.barrier("push")
         self._replace(range(len(self.lanes)), optimizers)

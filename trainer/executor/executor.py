@@ -351,6 +351,8 @@ class Executor:
             SPANS.watcher(None)
         if loaded.trains and loaded.complete and program.storage is not None:
             program.storage.steps += 1
+        for runtime in self._runtimes if loaded.trains else ():
+            runtime.counted()
         if loaded.trains and loaded.complete:
             for runtime in self._runtimes:
                 runtime.end_step()
@@ -498,7 +500,8 @@ class Executor:
 
     def steps(self, program: Program | None = None) -> int:
         """The number of steps of a program's values, including those that its servers had when this
-        Executor joined them, and those before a loaded checkpoint.
+        Executor joined them, and those before a loaded checkpoint.  A run that Ctrl-C has
+        interrupted while it waited for servers is one of them, and the next run begins behind it.
 
         In modes that merge or count several steps as one, servers count those.
 
@@ -514,7 +517,9 @@ class Executor:
             for _ in range(executor.steps(trainer_program)):
                 scheduler.step()
         """
-        return _stored(default_main_program() if program is None else program).steps
+        storage = _stored(default_main_program() if program is None else program)
+        runtime = next((each for each in self._runtimes if each.trains(storage)), None)
+        return storage.steps if runtime is None else runtime.steps(storage)
 
     def _trainings(self, program: Programs) -> list[ProgramTraining]:
         from trainer.executor.program_training import trainings_of
@@ -527,7 +532,11 @@ class Executor:
         if not isinstance(given, Sequence) or not all(isinstance(each, Program) for each in given):
             raise TypeError(f"expected a Program, got {type(program).__name__}")
         programs = [global_scope().program(each) for each in given]
-        return trainings_of(programs, [self._communicator_of(each) for each in programs])
+        communicators = [self._communicator_of(each) for each in programs]
+        for communicator in communicators:
+            if communicator is not None:
+                communicator.settle()  # their steps are read
+        return trainings_of(programs, communicators)
 
     def _communicator_of(self, program: Program) -> Communicator | None:
         """The connection to the servers that train a program; None: this process trains it."""
@@ -597,11 +606,16 @@ class Executor:
             if self._compile:
                 execution = replace(execution, compiles=True)
             loaded = LoadedProgram(program, tensors, tables, kernels, execution)
+            loaded.stepping = self._tear
             self._loaded[id(program)] = (self._watch(program), loaded)
             return loaded
         if program.storage is not None:
             move(program.storage, self._device_of(program))
         return known[1]
+
+    def _tear(self) -> None:
+        for runtime in self._runtimes:
+            runtime.tear()
 
     def _tables_of(
         self, program: Program

@@ -1031,6 +1031,7 @@ class LoadedProgram:
         merge: merges its gradients over runs; None: every run updates.
         cleanup: frees memory, where the execution asks for it.
         dump: of each step; None: there is none.
+        stepping: called before a segment that a run cannot repeat: one that updates or merges.
         complete: whether the last run ran all segments; where gradients are merged over runs, only
             the last run of a window does.
     """
@@ -1065,6 +1066,7 @@ class LoadedProgram:
         dumps = self.trains and execution.dump.path
         self.dump = ProgramDump(program, execution.dump) if dumps else None
         self._segments: dict[tuple[str, ...], list[ProgramSegment]] = {}
+        self.stepping: Callable[[], None] = lambda: None
 
     def run(
         self, program: Program, feed: Any, fetches: tuple[str, ...], device: torch.device
@@ -1115,6 +1117,8 @@ class LoadedProgram:
         """Runs segments one after the other; returns whether the last one has run."""
         for segment in segments:
             began = now() if SPANS.on else 0.0
+            if segment.name in ("update", "merge"):
+                self.stepping()
             segment.advance(values, self.tensors)
             if began:
                 SPANS.add(segment.name, began, now(), ops=segment.ops)

@@ -375,6 +375,8 @@ class PServerRuntime:
         self._committed = 0  # trainers in the last step that all trainers were to take
         self._overflow = False  # whether this trainer's gradients of this step are not finite
         self._refused = False  # whether some trainer's of the last finished step were not
+        # the values whose step is being finished, and their steps with it
+        self._counts: tuple[Storage, int] | None = None
 
     def serves(self, deployment: Deployment) -> bool:
         """Whether another program belongs to the same job."""
@@ -459,14 +461,42 @@ class PServerRuntime:
         return FeedsAhead(program, tensors, self._tables, look_ahead, device)
 
     def refresh(self) -> None:
-        """Takes, before a program runs, the values that a receiving thread has fetched."""
+        """Ends, before a program runs, a run that was interrupted; and takes the values that a
+        receiving thread has fetched.
+
+        Raises:
+            RuntimeError: the run was interrupted where its step cannot go on.
+        """
+        if not self._started:
+            return
+        self.communicator.settle()
+        self.communicator.withdraw(self._lanes)
         lanes = self._deployment.plan.lanes
-        if self._started and any(lane.independent_recv_thread for lane in lanes):
+        if any(lane.independent_recv_thread for lane in lanes):
             self.communicator.refresh()
 
+    def tear(self) -> None:
+        """Notes that the program steps by itself, or merges gradients: a run that is interrupted
+        from here on cannot be repeated.
+        """
+        if self._started:
+            self.communicator.tear()
+
+    def steps(self, storage: Storage) -> int:
+        """The steps of some values, with one that was interrupted while its answers were awaited:
+        the servers have it.
+        """
+        counts = self._counts
+        return counts[1] if counts is not None and counts[0] is storage else storage.steps
+
+    def counted(self) -> None:
+        """Notes that the Executor has counted a step, or that a run makes none."""
+        self._counts = None
+        if self._started:
+            self.communicator.counted()
+
     def end_step(self) -> None:
-        """Notes that the Executor has counted a step; leaves the job after SIGTERM, if there is a
-        grace period.
+        """Leaves the job, at the end of a step, after SIGTERM, if there is a grace period.
 
         Raises:
             SystemExit: it has left.
@@ -612,11 +642,22 @@ class PServerRuntime:
 
     def _finish(self, storage: Storage | None) -> None:
         """Finishes the step of a program with this storage."""
-        reply = self.communicator.finish_step()
+        again = None
+        ends = any(map(self.communicator.is_closed, self._lanes))
+        if ends and storage is not None and self._averages is None:
+            self._counts = storage, storage.steps + 1
+            again = partial(self._finish_again, storage, self._counts[1])
+        reply = self.communicator.finish_step(again)
         if reply is not None:
             self._refused, self._committed = reply.overflow, reply.committed
             self._compressed.end(applied=not reply.overflow)
             _mark_stepped(storage)
+
+    def _finish_again(self, storage: Storage, steps: int) -> None:
+        """Finishes a step that was interrupted meanwhile, and counts it."""
+        self._finish(storage)
+        storage.steps = steps
+        self.counted()
 
     def _check_finite(self, op: Op, **arguments: Any) -> Any:
         results = check_finite_and_unscale(op, **arguments)

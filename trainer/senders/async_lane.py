@@ -184,10 +184,14 @@ class AsyncSender:
         self.turn = self._pipeline.turn
         self.consumed = ConsumedSamples()
         self.meanwhile: Callable[[], None] = lambda: None
+        self.torn = False
         self._gradients: Tensors = {}  # of the step under way: the script's own
         self._tables: dict[str, RowGradient] = {}  # likewise
         self._closed: MergedSteps | None = None  # a step that does not fit into the queue yet
-        self._changed = threading.Condition()  # guards the eight below
+        # Guards the eight below.  It is taken by itself: in the condition's method Ctrl-C could
+        # come when the lock is taken, and before anyone is to release it.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._queue: deque[MergedSteps] = deque()
         self._unanswered = 0  # steps closed and not yet answered
         self._failure: PServerError | None = None
@@ -322,6 +326,10 @@ class AsyncSender:
         """See :class:`LaneSender`."""
         self._tables.update(gradients)
 
+    def withdraw(self) -> None:
+        """See :class:`LaneSender`."""
+        self._gradients, self._tables = {}, {}
+
     def close(self, hparams: Hparams, overflow: bool) -> None:
         """See :class:`LaneSender`.
 
@@ -338,7 +346,7 @@ class AsyncSender:
             step.send_time = self._pending.add(step.assignments)
         step.leases, step.looks = self.consumed.close(), self.writes.looks
         self._closed = step
-        with self._changed:
+        with self._lock:
             room = self._waits or self._has_room()
         if room:
             self._enqueue()
@@ -358,31 +366,33 @@ class AsyncSender:
         """
         if self._closed is None:
             return
+        self.torn = True
         step, self._closed = self._closed, None
         self._take_in()  # gives back the memory that this step may be copied into
         message = step
-        with self._changed:
+        with self._lock:
             joins = bool(self._queue) and self._queue[-1].takes(step, self._lane)
             if joins:
                 message = self._queue[-1]
                 message.add(step, self._buffers)
         if not joins and (self._copies or any(map(is_on_gpu, step.gradients.values()))):
             step.copy(self._slices, self._buffers)
-        with self._changed:
+        with self._lock:
             if not joins:
                 self._queue.append(step)
             self._looked = message if step.looks else None
             self._unanswered += 1
             self._changed.notify_all()
+        self.torn = False
 
     def finish(self) -> Reply:
         """See :class:`LaneSender`."""
-        with self._changed:
+        with self._lock:
             if self._closed is not None:
                 self._wait(lambda: self._unanswered < self._lane.send_queue_size)
                 self._changed.wait_for(self._has_room, self._soft_seconds)
         self._enqueue()
-        with self._changed:
+        with self._lock:
             if self._waits and not self._collecting():
                 self._wait(lambda: not self._unanswered)
             elif not (self._waits or self._saves):
@@ -429,6 +439,7 @@ class AsyncSender:
 
     def _take_in(self) -> None:
         """Takes in received values."""
+        torn, self.torn = self.torn, True
         if not self._in_place:
             values, memory, message = self._staged.take_out()
             self._pending.write(values, message)
@@ -441,6 +452,7 @@ class AsyncSender:
             free = {name: value for name, value in values.items() if name not in held}
             self._slices.write_from(free, flags)
         self._slices.flush_buffers()
+        self.torn = torn
 
     def _settle(self) -> None:
         """Waits for the devices that look for external writes, and notes the values that have been
@@ -460,7 +472,7 @@ class AsyncSender:
             written = self._differing(found.compared)
             self._received.assign(written)
             self.writes.settle(found, written)
-        with self._changed:
+        with self._lock:
             if written:
                 message.assignments = written
                 message.send_time = self._pending.add(written)
@@ -479,11 +491,13 @@ class AsyncSender:
 
     def _drain(self) -> None:
         self._enqueue()
-        with self._changed:
+        with self._lock:
             self._flushing = True
             self._changed.notify_all()
-            self._wait(lambda: not self._unanswered)
-            self._flushing = False
+            try:
+                self._wait(lambda: not self._unanswered)
+            finally:
+                self._flushing = False
         self._take_in()
 
     def pull(self) -> None:
@@ -513,7 +527,7 @@ class AsyncSender:
 
     def stop(self) -> None:
         """See :class:`LaneSender`."""
-        with self._changed:
+        with self._lock:
             self._stopping = True
             self._changed.notify_all()
 
@@ -524,7 +538,7 @@ class AsyncSender:
 
     def metrics(self) -> dict[str, float]:
         """See :class:`LaneSender`."""
-        with self._changed:
+        with self._lock:
             return {
                 "messages": self.step,
                 "steps_merged": self._merged,
@@ -540,11 +554,11 @@ class AsyncSender:
             while (message := self._next()) is not None:
                 message.wait_for_copies()
                 if message.looks and message.found:
-                    with self._changed:  # the script's thread settles it, at the latest in its end
+                    with self._lock:  # the script's thread settles it, at the latest in its end
                         self._changed.wait_for(lambda: message.settled or self._stopping)
                 message.merge(self._lane.merge)
                 self._exchange(message, omit_values := self._omits_values())
-                with self._changed:
+                with self._lock:
                     self._since_fetch = self._since_fetch + 1 if omit_values else 0
                     self._merged += message.steps
                     self._unanswered -= message.steps
@@ -586,7 +600,7 @@ class AsyncSender:
 
     def _next(self) -> MergedSteps | None:
         """The next message; None at the end."""
-        with self._changed:
+        with self._lock:
             while not self._queue or self._collecting():
                 if self._stopping:
                     return None
@@ -602,7 +616,7 @@ class AsyncSender:
             return self._queue.popleft()
 
     def _fail(self, error: PServerError) -> None:
-        with self._changed:
+        with self._lock:
             self._failure = self._failure or error
             self._changed.notify_all()
 
@@ -614,7 +628,7 @@ class AsyncSender:
         """
         try:
             while not self._stopping:
-                with self._changed:
+                with self._lock:
                     self._changed.wait_for(self._enough_sent, timeout=FETCH_SECONDS)
                     self._since_fetch = 0
                 if not self._stopping:

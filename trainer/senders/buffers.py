@@ -196,11 +196,12 @@ class SyncedBuffers:
         self._known: dict[str, Tensor] = {}  # as they were after the last step, by slice
         self._vectors: list[_Vector] = []  # of those on GPUs, which are not in _known
         self._vector_of: dict[str, _Vector] = {}
-        self._lock = threading.Lock()  # guards the four below
+        self._lock = threading.Lock()  # guards the five below
         self._spare: dict[str, list[Tensor]] = {}  # pinned memory for received values
         self._outgoing: dict[str, Tensor] = {}
         self._arriving: dict[str, Tensor] = {}  # of the reply under way
         self._staged: dict[str, Tensor] = {}  # of complete replies
+        self._landing: dict[str, Tensor] = {}  # of those, until they are written: see land
 
     @property
     def _sent(self) -> Set[str]:
@@ -240,7 +241,7 @@ class SyncedBuffers:
     def pulled(self) -> None:
         """Called when the servers' values have been received into this trainer's buffers."""
         with self._lock:
-            self._staged = {}
+            self._staged, self._landing = {}, {}
         self._known = {
             name: self._slices.read(name).clone()
             for name in self._names
@@ -315,14 +316,15 @@ class SyncedBuffers:
             self._spare.setdefault(name, []).append(values[name])
 
     def land(self, between_steps: bool = False, waits: bool = True) -> None:
-        """Writes the received values into the buffers.
+        """Writes the received values into the buffers; those of an interrupted call once more.
 
         Args:
             between_steps: skip buffers that have been written since the last step.
             waits: whether to ask GPUs whether they have; otherwise buffers there are skipped.
         """
         with self._lock:
-            staged, self._staged = self._staged, {}
+            staged = self._landing = self._landing | self._staged
+            self._staged = {}
         if not staged:
             return
         kept: dict[str, Tensor] = {}
@@ -344,6 +346,9 @@ class SyncedBuffers:
                 self._slices.write(name, self._known[name])
         self._slices.flush_buffers()
         with self._lock:
-            self._keep({name: each for name, each in staged.items() if name not in kept})
-            self._keep({name: kept[name] for name in kept.keys() & self._staged.keys()})
+            used = {name: each for name, each in staged.items() if name not in kept}
+            replaced = {name: kept[name] for name in kept.keys() & self._staged.keys()}
             self._staged = kept | self._staged
+            self._landing = {}
+            self._keep(used)
+            self._keep(replaced)

@@ -68,6 +68,7 @@ class KStepSender:
         self.turn = self._pipeline.turn
         self.consumed = ConsumedSamples()
         self.meanwhile: Callable[[], None] = lambda: None
+        self.torn = False
         self._taken = 0  # steps since the last message
         self._hparams = hparams
         self._last = Reply()
@@ -95,6 +96,10 @@ class KStepSender:
     def send_rows(self, gradients: Mapping[str, RowGradient]) -> None:
         """Keeps the gradients of rows for :meth:`close`."""
         self._gradients.update(gradients)
+
+    def withdraw(self) -> None:
+        """See :class:`LaneSender`."""
+        self._gradients = {}
 
     def close(self, hparams: Hparams, overflow: bool) -> None:
         """See :class:`LaneSender`."""
@@ -214,6 +219,7 @@ class DiLoCoSender(KStepSender):
         return self._last
 
     def _exchange(self, last: bool) -> None:
+        self.torn = True
         steps, self._taken = self._taken, 0
         own, changes = self._values()
         for rows in self.tables.values():
@@ -235,6 +241,7 @@ class DiLoCoSender(KStepSender):
         for rows in self.tables.values():
             rows.restart()
         self._note_known()
+        self.torn = False
 
     def _values(self) -> tuple[Tensors, Tensors]:
         """The parameters, and their changes where these are measured, in main memory."""
@@ -377,6 +384,7 @@ class GeoSender(KStepSender):
 
     def _send_changes(self) -> None:
         """Sends the changes since the last message."""
+        self.torn = True
         # the number of trainers once: a heartbeat may change it in the middle
         trainers, steps, self._taken = self._live.count, self._taken, 0
         self._left += 1
@@ -397,6 +405,7 @@ class GeoSender(KStepSender):
         )
         self._messages.put((exchange, reply))
         self._under_way.append((self._left, deltas, reply))
+        self.torn = False
 
     def _exchange(
         self,
@@ -447,6 +456,7 @@ class GeoSender(KStepSender):
 
     def _take(self) -> None:
         """Takes in the last reply; its message, and those before, are no longer under way."""
+        self.torn = True
         with self._staged.taken() as (values, last):
             for name, value in values.items():
                 self._move(name, value, last)
@@ -456,6 +466,7 @@ class GeoSender(KStepSender):
             self._outliers.popleft()
         while self._under_way and self._under_way[0][0] <= last:
             self._under_way.popleft()
+        self.torn = False
 
     def _move(self, name: str, value: torch.Tensor, message: int) -> None:
         """Takes in one slice of a reply; see [Note: geo]."""

@@ -386,8 +386,19 @@ class ParameterSlices:
         return found
 
     def encoded(self, name: str, gradient: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
-        """A slice's encoded gradient: its tensors, by their names on the wire."""
+        """A slice's encoded gradient: its tensors, by their names on the wire.
+
+        :meth:`end_encoding` follows when all of a step are encoded.
+        """
         return self._compressor.encode(name, gradient, self._owners[name][0].compression).items()
+
+    def end_encoding(self, sent: bool = True) -> None:
+        """Ends the encoding of a step's gradients.
+
+        Args:
+            sent: False: the step was withdrawn.
+        """
+        self._compressor.end(sent)
 
     def cut(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Slices by name, as views of tensors that are slices or whole variables."""

@@ -102,6 +102,11 @@ class ConsumedSamples:
 # ``close`` (the step is complete), ``finish`` (waits as the mode requires, and takes in received
 # values).  Only ``finish``, ``refresh``, ``drain`` and ``leave`` change parameters, and none of
 # them replaces an external write.
+#
+# [Note: an interrupted step]  Ctrl-C may end any of the four, and the script may go on.  A step
+# that was not closed has changed nothing, and is withdrawn.  One that was closed counts: ``finish``
+# is called once more, and goes on where it was.  What can be neither withdrawn nor repeated notes
+# that in ``torn`` first, and its end afterwards: no other step can follow.
 
 
 class LaneSender(Protocol):
@@ -112,6 +117,7 @@ class LaneSender(Protocol):
     consumed: ConsumedSamples  # its messages report them to server 0
     # called regularly while the script waits in the lane
     meanwhile: Callable[[], None]
+    torn: bool  # whether something has begun that can be neither withdrawn nor repeated
 
     @property
     def step(self) -> int:
@@ -139,11 +145,16 @@ class LaneSender(Protocol):
     def send_rows(self, gradients: Mapping[str, RowGradient]) -> None:
         """Takes gradients, by table; the caller does not write to their tensors again."""
 
+    def withdraw(self) -> None:
+        """Withdraws what has been sent of a step that was interrupted before it was closed."""
+
     def close(self, hparams: Hparams, overflow: bool) -> None:
         """Completes the step."""
 
     def finish(self) -> Reply:
-        """Waits as the lane requires, and takes in the received values."""
+        """Waits as the lane requires, and takes in the received values; once more where it was
+        interrupted.
+        """
 
     def refresh(self) -> None:
         """Takes in received values, if any; called before a forward pass."""
@@ -439,12 +450,14 @@ class RequestPipeline:
         """Encodes gradients, by slice, and checks each."""
         if not (self.checks.measures or self._slices.compresses):
             return {name: [(name, gradient)] for name, gradient in gradients.items()}
-        return {
+        found = {
             name: self.checks.look(
                 name, list(self._slices.encoded(name, gradient)), changes.get(name)
             )
             for name, gradient in gradients.items()
         }
+        self._slices.end_encoding()
+        return found
 
     def _of_server(
         self, server: int, encoded: Mapping[str, Iterable[tuple[str, torch.Tensor]]]

@@ -79,12 +79,15 @@ class SyncSender:
         self.turn = threading.Lock()
         self.consumed = ConsumedSamples()
         self.meanwhile: Callable[[], None] = lambda: None
+        self.torn = False
         self._step = 0
         self._slices = slices
         # clipping by norms, which span servers
         self._clip = clip if clip is not None and clip.kind != "value" else None
         self._channels: list[Channel] = []
         self._replies: list[Future[Reply]] = []  # of the step under way, by server
+        self._answered: list[Future[Reply]] = []  # of the last one that was finished
+        self._scaled = False  # whether the step under way has its coefficients
         self._sent: set[str] = set()
         self._buffers: dict[str, torch.Tensor] = {}  # gradients of a GPU, kept from step to step
         # copies into the buffers that may not have been made yet
@@ -152,6 +155,7 @@ class SyncSender:
     def _open(self) -> None:
         """Begins the request to each server, with the first part of a step."""
         if not self._replies:
+            self._scaled = False
             self._replies = [channel.begin(self._destination) for channel in self._channels]
 
     def _destination(self, name: str, blank: object) -> torch.Tensor:
@@ -189,6 +193,15 @@ class SyncSender:
         for server, channel in enumerate(self._channels):
             channel.push_rows(self._step + 1, {n: parts[server] for n, parts in divided.items()})
 
+    def withdraw(self) -> None:
+        """See :class:`LaneSender`."""
+        for channel in self._channels:
+            channel.withdraw()
+        self._replies, self._sent = [], set()
+        self._copies.clear()
+        self._checks.take_out()
+        self._slices.end_encoding(sent=False)
+
     def close(self, hparams: Hparams, overflow: bool) -> None:
         """See :class:`LaneSender`.  The leader sends its assignments, and every trainer the
         checksums of its own.  If trainers may leave, every trainer sends its assignments, as it may
@@ -201,6 +214,7 @@ class SyncSender:
         self._step += 1
         consumed = self.consumed.close()
         norms = self._checks.take_out()
+        self._slices.end_encoding()
         assignments, self._assignments = self._assignments, {}
         leaving = self._model_buffers.take_out()
         tables = {} if self._loads is None else self._loads.close(self._index)
@@ -226,8 +240,8 @@ class SyncSender:
 
     def finish(self) -> Reply:
         """Waits for every server's reply."""
-        replies, self._replies = self._replies, []
-        if self._clip is not None:
+        replies = self._answered = self._replies or self._answered
+        if self._clip is not None and not self._scaled:
             self._scale(self._clip, replies)
         while wait(replies, LOOK_SECONDS, FIRST_EXCEPTION).not_done:
             if any(reply.done() and reply.exception() for reply in replies):
@@ -239,6 +253,7 @@ class SyncSender:
         if self._loads is not None:
             self._loads.forget(self._index)
         self.writes.end_step()
+        self._replies = []
         return reply
 
     def _scale(self, clip: Clip, replies: list[Future[Reply]]) -> None:
@@ -260,9 +275,11 @@ class SyncSender:
             clip,
             [channel.norms.result() if channel.norms.done() else {} for channel in self._channels],
         )
+        self.torn = True
         for channel in self._channels:
             if channel.norms.done():
                 channel.scale(self.step, coefficients)
+        self._scaled, self.torn = True, False
 
     def follow(self, loads: LoadedTables, index: int) -> None:
         """Makes steps send the rows that the script has loaded into the tables of this lane.

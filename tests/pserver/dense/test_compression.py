@@ -64,6 +64,7 @@ def test_error_feedback_loses_nothing_in_the_long_run(scheme: str) -> None:
         gradient = torch.randn(500) * 0.01 + 0.001
         sent += gradient
         arrived += decode("w", compressor.encode("w", gradient, scheme), scheme, torch.empty(500))
+        compressor.end(sent=True)
 
     assert (sent - arrived).abs().max() < 0.001
 
@@ -77,10 +78,24 @@ def test_what_is_not_finite_does_not_become_finite(scheme: str, bad: float) -> N
     gradient[3] = bad
 
     back = decode("w", compressor.encode("w", gradient, scheme), scheme, torch.empty(10))
+    compressor.end(sent=True)
     later = decode("w", compressor.encode("w", torch.ones(10), scheme), scheme, torch.empty(10))
 
     assert not back.isfinite().all()
     assert later.isfinite().all()
+
+
+@pytest.mark.parametrize("scheme", LOSSY)
+def test_a_withdrawn_step_leaves_no_error_behind(scheme: str) -> None:
+    """The same gradient is encoded alike once more."""
+    torch.manual_seed(0)
+    compressor = Compressor()
+    for gradient in torch.randn(3, 50):
+        first = compressor.encode("w", gradient, scheme)
+        compressor.end(sent=False)
+        again = compressor.encode("w", gradient, scheme)
+        compressor.end(sent=True)
+        assert all(torch.equal(first[name], again[name]) for name in first)
 
 
 def test_zeros_stay_zeros() -> None:

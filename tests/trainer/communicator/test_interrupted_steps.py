@@ -1,15 +1,47 @@
-"""Steps that Ctrl-C interrupts, as in a notebook.
+"""Steps that Ctrl-C interrupts, as in a notebook, in a script that goes on.
 
 Real servers in this process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
+import torch
 
-from tests.support.jobs import HOW, How, Script, Servers, end_all, join
+from pserver.client.channel import Channel
+from pserver.client.replies import Reply
+from tests.support.jobs import (
+    HOW,
+    MODES,
+    Batch,
+    Eager,
+    How,
+    Programmed,
+    Script,
+    Servers,
+    Trainer,
+    alone,
+    assert_equal,
+    end_all,
+    join,
+)
+from trainer.communicator.communicator import Communicator
+from trainer.senders import sync_lane
+from trainer.senders.async_lane import AsyncSender
+
+STEPS = 4
+SAID = "step 2 was interrupted.*begin again from a checkpoint"
+HERE = tuple(
+    f"{Path(__file__).parents[3] / room}/" for room in ("pserver", "trainer", "transpiler")
+)
 
 
 @pytest.fixture(autouse=True)
@@ -19,24 +51,263 @@ def no_trainer_stays() -> Iterator[None]:
     end_all()
 
 
+# ---- a script that goes on ----
+
+
+def steps_of(trainer: Trainer) -> int:
+    """The steps that the script is told."""
+    if isinstance(trainer, Programmed):
+        return trainer.executor.steps(trainer.program)
+    assert isinstance(trainer, Eager)
+    return int(trainer.optimizer.steps)
+
+
+class Life:
+    """A script that takes one step, is interrupted in the second, and goes on from the number of
+    steps that it is told.
+
+    Attributes:
+        trainer: the only one of its job.
+        data: its batches.
+    """
+
+    def __init__(self, script: Script, mode: str, endpoints: str, how: How) -> None:
+        self._script, self._queued = script, MODES[mode].queued
+        self.trainer, self.data = join(script, mode, endpoints, how=how), script.data()
+        self._before = steps_of(self.trainer)  # a program's copies share them
+        self.take(self.data[0])
+
+    @property
+    def steps(self) -> int:
+        """Those of this job."""
+        return steps_of(self.trainer) - self._before
+
+    def take(self, batch: Batch) -> None:
+        """One step, which has landed before the next, as in plain torch."""
+        self.trainer.step(batch)
+        if self._queued:
+            self.trainer.flush()
+
+    def interrupted(self) -> int:
+        """The second step, which is; the number of steps then."""
+        with pytest.raises(KeyboardInterrupt):
+            self.trainer.step(self.data[1])
+        return self.steps
+
+    def go_on(self) -> None:
+        """All that is left."""
+        if self._queued:
+            self.trainer.flush()
+        while self.steps < STEPS:
+            self.take(self.data[self.steps])
+
+    def ends_right(self) -> None:
+        """With the values of a script that was not interrupted."""
+        self.go_on()
+        assert_equal(self.trainer.leave(), alone(self._script))
+
+    def cannot_go_on(self) -> None:
+        """The next step says so, and what to do; the job can still end."""
+        with pytest.raises(RuntimeError, match=SAID):
+            self.go_on()
+        self.trainer.leave("interrupted")
+
+
+# ---- anywhere ----
+
+
+class Lines:
+    """Counts the lines of ours that the script's thread executes; interrupts it at one of them.
+
+    Args:
+        last: the line at which it is interrupted; 0: at none.
+    """
+
+    def __init__(self, last: int = 0) -> None:
+        self.count, self._last = 0, last
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
+        return self._line if frame.f_code.co_filename.startswith(HERE) else None
+
+    def _line(self, frame: FrameType, event: str, argument: object) -> Any:
+        # signals are looked for behind calls, not at the first instruction of a ``try``, nor
+        # between the last one of a ``with`` and its end
+        if event == "line" and frame.f_lineno not in _compound(frame.f_code):
+            self.count += 1
+            if self.count == self._last:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self._line
+
+
+@functools.cache
+def _compound(code: Any) -> frozenset[int]:
+    """The lines of a function that begin with ``try`` or ``with``."""
+    text = Path(code.co_filename).read_text().splitlines()
+    lines = {line for _, _, line in code.co_lines() if line}
+    return frozenset(n for n in lines if text[n - 1].lstrip().startswith(("try", "with ")))
+
+
+def traced(trace: Lines, step: Callable[[], object]) -> None:
+    """Takes a step under a trace."""
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        step()
+    finally:
+        sys.settrace(before)
+
+
+@functools.cache
+def _lines(model: str, mode: str, how: How, endpoints: str) -> int:
+    """The lines of a second step."""
+    life, trace = Life(Script(model, steps=STEPS), mode, endpoints, how), Lines()
+    traced(trace, lambda: life.trainer.step(life.data[1]))
+    life.ends_right()
+    return trace.count
+
+
+PARTS = 12
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(
+    ("model", "mode"), [("dense", "sync"), ("clicks", "async, one slot"), ("dense", "async")]
+)
+def test_a_step_that_is_interrupted_anywhere_counts_or_does_not(
+    servers: Servers, model: str, mode: str, how: How, part: int
+) -> None:
+    """The script ends with the values of one that was not interrupted; or the next step says that
+    it cannot follow.
+    """
+    lines = _lines(model, mode, how, servers(1))
+    life = Life(Script(model, steps=STEPS), mode, servers(1), how)
+    trace = Lines(1 + lines * part // PARTS)
+    with pytest.raises(KeyboardInterrupt):
+        traced(trace, lambda: life.trainer.step(life.data[1]))
+    try:
+        life.go_on()
+    except RuntimeError as error:
+        assert "was interrupted, as by Ctrl-C" in str(error)
+        life.trainer.leave("interrupted")
+    else:
+        life.ends_right()
+
+
+# ---- what is left of it ----
+
+
+def once(patched: pytest.MonkeyPatch, owner: Any, name: str, after: int = 0) -> None:
+    """Interrupts a call, behind so many; the later ones are made."""
+    right, calls = getattr(owner, name), [0]
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == after + 1:
+            raise KeyboardInterrupt
+        return right(*arguments, **named)
+
+    patched.setattr(owner, name, call)
+
+
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("mode", ["sync", "async, one slot"])
-def test_no_step_follows_one_whose_answers_were_not_taken_in(
+def test_a_step_whose_answers_are_awaited_counts(
     servers: Servers, monkeypatch: pytest.MonkeyPatch, mode: str, how: How
 ) -> None:
-    """The next one says so, and what to do; the job can still end."""
-    script = Script("dense", steps=3)
-    trainer = join(script, mode, servers(1), how=how)
-    first, second, third = script.data()
-    trainer.step(first)
+    """The script is told so at once, and its next step begins behind it."""
+    life = Life(Script("clicks", steps=STEPS), mode, servers(1), how)
+    owner, name = (sync_lane, "wait") if mode == "sync" else (AsyncSender, "_wait")
+    once(monkeypatch, owner, name)
+    assert life.interrupted() == 2
+    life.ends_right()
 
-    def interrupt() -> None:
-        raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched:
-        patched.setattr(trainer.communicator.lanes[0], "finish", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            trainer.step(second)
-    with pytest.raises(RuntimeError, match="step 2 was interrupted.*begin again from a checkpoint"):
-        trainer.step(third)
-    trainer.leave("interrupted")
+@pytest.mark.parametrize("how", HOW)
+def test_a_step_of_which_some_gradients_have_left_does_not_count(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, how: How
+) -> None:
+    """The servers forget them: the batch is taken once more."""
+    life = Life(Script("dense", steps=STEPS), "sync", servers(2), how)
+    once(monkeypatch, Channel, "push", after=1)
+    assert life.interrupted() == 1
+    life.ends_right()
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_step_whose_rows_have_left_does_not_count(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, how: How
+) -> None:
+    """So with gradients of rows."""
+    life = Life(Script("clicks", steps=STEPS), "sync", servers(1), how)
+    once(monkeypatch, Communicator, "close_step")
+    assert life.interrupted() == 1
+    life.ends_right()
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_no_step_follows_one_that_some_servers_have(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, how: How
+) -> None:
+    """It can be neither completed nor undone."""
+    life = Life(Script("dense", steps=STEPS), "sync", servers(2), how)
+    once(monkeypatch, Channel, "commit", after=1)
+    assert life.interrupted() == 1
+    life.cannot_go_on()
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("mode", ["geo", "diloco"])
+def test_no_step_follows_one_that_this_trainer_has_taken_in_part(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, mode: str, how: How
+) -> None:
+    """Its optimizer has stepped some parameters, as it steps in these modes."""
+    life = Life(Script("dense", steps=STEPS), mode, servers(1), how)
+    once(monkeypatch, torch.optim.SGD, "_init_group")
+    assert life.interrupted() == 1
+    life.cannot_go_on()
+
+
+def test_values_wait_for_an_interrupted_step(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What reads the servers' values takes the answers in before."""
+    life = Life(Script("dense", steps=STEPS), "sync", servers(1), "eager")
+    once(monkeypatch, sync_lane, "wait")
+    assert life.interrupted() == 2
+    expected = alone(Script("dense", steps=2), life.data[:2])
+    assert_equal(life.trainer.served(), expected)
+    life.trainer.leave()
+
+
+def test_a_job_ends_behind_an_interrupted_step(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its values have the step."""
+    script = Script("dense", steps=2)
+    life = Life(script, "sync", servers(1), "eager")
+    once(monkeypatch, sync_lane, "wait")
+    assert life.interrupted() == 2
+    assert_equal(life.trainer.leave(), alone(script))
+
+
+def test_a_wait_that_is_interrupted_twice_goes_on(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by who presses Ctrl-C again in the next cell."""
+    life = Life(Script("dense", steps=STEPS), "sync", servers(1), "eager")
+    waits = [0]
+
+    def twice(replies: Sequence[Future[Reply]], *arguments: Any) -> Any:
+        waits[0] += 1
+        if waits[0] <= 2:
+            raise KeyboardInterrupt
+        return wait(replies, *arguments)
+
+    monkeypatch.setattr(sync_lane, "wait", twice)
+    assert life.interrupted() == 2
+    with pytest.raises(KeyboardInterrupt):
+        life.trainer.step(life.data[2])
+    assert life.steps == 2
+    life.ends_right()
