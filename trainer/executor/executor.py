@@ -341,9 +341,14 @@ class Executor:
         for runtime in self._runtimes:
             runtime.refresh()
         began = now() if SPANS.on else 0.0
-        values = loaded.run(program, feed, fetches, self._device_of(program))
-        if loaded.tables and program.deployment is not None:
-            self._runtime(program, program.deployment).finish_row_lanes()
+        try:
+            values = loaded.run(program, feed, fetches, self._device_of(program))
+            if loaded.tables and program.deployment is not None:
+                self._runtime(program, program.deployment).finish_row_lanes()
+        except Exception:  # the program's own: nothing has interrupted it
+            for runtime in self._runtimes:
+                runtime.counted()
+            raise
         found = loaded.fetched(program, values, fetches)
         if began:
             SPANS.add("step" if loaded.trains else "run", began, now())

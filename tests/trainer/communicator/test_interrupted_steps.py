@@ -198,14 +198,20 @@ def test_a_step_that_is_interrupted_anywhere_counts_or_does_not(
 # ---- what is left of it ----
 
 
-def once(patched: pytest.MonkeyPatch, owner: Any, name: str, after: int = 0) -> None:
+def once(
+    patched: pytest.MonkeyPatch,
+    owner: Any,
+    name: str,
+    after: int = 0,
+    by: type[BaseException] = KeyboardInterrupt,
+) -> None:
     """Interrupts a call, behind so many; the later ones are made."""
     right, calls = getattr(owner, name), [0]
 
     def call(*arguments: Any, **named: Any) -> Any:
         calls[0] += 1
         if calls[0] == after + 1:
-            raise KeyboardInterrupt
+            raise by
         return right(*arguments, **named)
 
     patched.setattr(owner, name, call)
@@ -267,6 +273,21 @@ def test_no_step_follows_one_that_this_trainer_has_taken_in_part(
     once(monkeypatch, torch.optim.SGD, "_init_group")
     assert life.interrupted() == 1
     life.cannot_go_on()
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("mode", ["geo", "diloco"])
+def test_an_error_of_the_script_s_own_interrupts_nothing(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, mode: str, how: How
+) -> None:
+    """As its optimizer raises it: whoever catches it may take the next step."""
+    life = Life(Script("dense", steps=STEPS), mode, servers(1), how)
+    once(monkeypatch, torch.optim.SGD, "_init_group", by=ZeroDivisionError)
+    with pytest.raises(ZeroDivisionError):
+        life.trainer.step(life.data[1])
+    assert life.steps == 1
+    life.go_on()
+    life.trainer.leave()
 
 
 def test_values_wait_for_an_interrupted_step(
