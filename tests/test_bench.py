@@ -250,6 +250,7 @@ def promises() -> dict[str, dict[str, Any]]:
         RARE("writes"),
         RARE("movielens/1 x 1"),
         RARE("overlap/tables async"),
+        RARE("table/pull"),
     ],
 )
 def test_rows_are_measured_printed_and_written(only: str, tmp_path: Path):

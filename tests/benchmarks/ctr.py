@@ -220,7 +220,7 @@ def _exchange(runs: int) -> Row:
         (port,) = stack.enter_context(peers(bare))
         _, endpoint = stack.enter_context(server("tcp"))
         joined = Communicator(
-            Deployment(plan, (endpoint,), trainer_id=0), {}, None, Connection(transport="tcp")
+            Deployment(plan, (endpoint,), trainer_id=0), {}, (), Connection(transport="tcp")
         )
         joined.start()
         stack.callback(joined.leave)
