@@ -10,12 +10,14 @@ import re
 import subprocess
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from trainer import DataParallel, Executor, fleet
+from trainer.collective.world import leave_parallel_env
 from transpiler import (
     DistributedStrategy,
     DistributeTranspiler,
@@ -221,6 +223,14 @@ def objects() -> list[tuple[object, str]]:
     ]
 
 
+@pytest.fixture
+def world_of_one() -> Iterator[None]:
+    """DataParallel brings one up; other tests ask for what is without it."""
+    yield
+    leave_parallel_env()
+
+
+@pytest.mark.usefixtures("world_of_one")
 @pytest.mark.parametrize("number", range(9))
 def test_an_object_says_what_to_write(number: int) -> None:
     """A class of ours raises for a method, or a field, of the original's class."""
