@@ -14,6 +14,7 @@ from torch import nn
 from pserver.errors import FingerprintMismatch
 from tests.support.many_ranks import on_ranks, summed
 from tests.support.sharded_nets import net, sharded
+from trainer.collective.world import leave_parallel_env
 from trainer.sharding import group_sharded_parallel, save_group_sharded_model
 from trainer.sharding.units import whole_of
 from transpiler import ClipGradByGlobalNorm
@@ -171,6 +172,7 @@ def test_ranks_that_differ_are_named(rank: int, scratch: Path) -> None:
 
 def test_trainers_that_have_not_met_are_told_what_to_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the two calls that bring up a process group."""
+    leave_parallel_env()  # a world of one that another test may have left
     monkeypatch.setenv("WORLD_SIZE", "2")
     for name, value in (
         ("RANK", "0"),
