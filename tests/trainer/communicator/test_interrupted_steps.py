@@ -231,23 +231,26 @@ def test_a_step_whose_answers_are_awaited_counts(
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_a_step_of_which_some_gradients_have_left_does_not_count(
-    servers: Servers, monkeypatch: pytest.MonkeyPatch, how: How
+@pytest.mark.parametrize(
+    ("model", "count", "owner", "name", "after"),
+    [
+        pytest.param("dense", 2, Channel, "push", 1, id="some gradients"),
+        pytest.param("clicks", 1, Communicator, "close_step", 0, id="gradients of rows"),
+    ],
+)
+def test_a_step_of_which_something_has_left_does_not_count(
+    servers: Servers,
+    monkeypatch: pytest.MonkeyPatch,
+    model: str,
+    count: int,
+    owner: type,
+    name: str,
+    after: int,
+    how: How,
 ) -> None:
-    """The servers forget them: the batch is taken once more."""
-    life = Life(Script("dense", steps=STEPS), "sync", servers(2), how)
-    once(monkeypatch, Channel, "push", after=1)
-    assert life.interrupted() == 1
-    life.ends_right()
-
-
-@pytest.mark.parametrize("how", HOW)
-def test_a_step_whose_rows_have_left_does_not_count(
-    servers: Servers, monkeypatch: pytest.MonkeyPatch, how: How
-) -> None:
-    """So with gradients of rows."""
-    life = Life(Script("clicks", steps=STEPS), "sync", servers(1), how)
-    once(monkeypatch, Communicator, "close_step")
+    """The servers forget it: the batch is taken once more."""
+    life = Life(Script(model, steps=STEPS), "sync", servers(count), how)
+    once(monkeypatch, owner, name, after)
     assert life.interrupted() == 1
     life.ends_right()
 
@@ -293,7 +296,7 @@ def test_an_error_of_the_script_s_own_interrupts_nothing(
 def test_values_wait_for_an_interrupted_step(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What reads the servers' values takes the answers in before."""
+    """A read of the servers' values takes the answers in before."""
     life = Life(Script("dense", steps=STEPS), "sync", servers(1), "eager")
     once(monkeypatch, sync_lane, "wait")
     assert life.interrupted() == 2

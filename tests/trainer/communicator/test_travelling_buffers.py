@@ -36,7 +36,7 @@ FLOATS = ("norm.running_mean", "norm.running_var", "seen")
 
 @pytest.fixture(params=["in main memory", "on a device"], autouse=True)
 def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the models are."""
+    """The device of the models."""
     if request.param == "on a device":
         on_a_device(monkeypatch)
         monkeypatch.setattr("trainer.senders.writes.DeviceFlags", Flags)
