@@ -19,6 +19,7 @@ import torch
 
 from pserver.config import ServerConfig
 from pserver.service.server import Server
+from tests.support.fork_server import early
 
 pytest_plugins = [
     "tests.support.flakes",
@@ -95,6 +96,17 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         *(key for key in os.environ if key.startswith("PSERVER_")),
     ):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def no_early_variable_stays() -> Iterator[None]:
+    """After every test: ``pserver serve`` sets one of gRPC's, and a process of a later test would
+    not be forked.
+    """
+    before = early(os.environ).keys()
+    yield
+    for name in early(os.environ).keys() - before:
+        del os.environ[name]
 
 
 @pytest.fixture(autouse=True)

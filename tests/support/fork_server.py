@@ -180,7 +180,7 @@ def forks(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
     """
     words = tuple(arguments[:3])
     imports = words in TORCH or words[0] == "-c" or words[0][:1] != "-"
-    return imports and _early(environment) == _early(ENVIRONMENT)
+    return imports and early(environment) == early(ENVIRONMENT)
 
 
 def started(
@@ -210,7 +210,8 @@ def started(
     )
 
 
-def _early(environment: Mapping[str, str]) -> dict[str, str]:
+def early(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that an interpreter reads when it begins."""
     return {
         name: value
         for name, value in environment.items()
