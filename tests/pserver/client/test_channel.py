@@ -137,9 +137,12 @@ def test_nothing_is_probed_between_requests() -> None:
     opening = opened(serve)
     answer = opening.pull([], dropped)
     answer.result(timeout=10)
+    before = len(seen)
     threading.Event().wait(0.1)
 
-    assert seen == [Kind.HELLO, Kind.PULL]
+    # while the answer is awaited there may be some, and one of them may arrive behind it
+    assert seen[0] == Kind.HELLO and seen.count(Kind.PULL) == 1
+    assert len(seen) <= before + 1
     opening.close()
 
 
@@ -151,6 +154,8 @@ def test_a_request_is_sent_again_whole_with_its_own_number() -> None:
         stream, frames = SequencedStream(stream), []
         streams.append(frames)
         while (received := stream.receive()) is not None:
+            if received[0].kind == Kind.PROBE:  # it is late
+                continue
             frames.append((received[0].kind, received[0].request, received[0].hello.stream))
             if received[0].kind == Kind.COMMIT:
                 if len(streams) < 3:

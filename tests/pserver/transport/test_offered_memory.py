@@ -20,6 +20,7 @@ from pserver.transport import memory, shm
 from pserver.transport.memory import ZoneMemory, address_of
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import GRADIENT, HELLO, VALUE, Frame, Part
+from tests.support.processes import PATIENCE
 from tests.support.streams import SECONDS, finish
 from tests.support.waiting import eventually
 
@@ -277,9 +278,9 @@ def test_a_killed_client_leaves_nothing_of_what_it_was_offered() -> None:
 
     listener = shm.listen(handle)
     with process(CLIENT, str(listener.port)) as client:
-        assert ended.get(timeout=SECONDS) == 1
+        assert ended.get(timeout=PATIENCE) == 1
         os.kill(client.pid, signal.SIGKILL)
-        while ended.get(timeout=SECONDS):
+        while ended.get(timeout=PATIENCE):
             continue
     listener.close(2.0)
     eventually(lambda: held() <= before)
