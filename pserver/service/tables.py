@@ -96,6 +96,7 @@ class ReadingService:
 
 
 AFTER_SECONDS = 10.0  # for which a refresh waits for steps before it
+ARRAYS = (Kind.LOOKUP, Kind.VALUE)  # frames with a request's arrays
 TABLES = -1  # stands for a lane: the watermark of the stream of the tables
 
 
@@ -121,13 +122,19 @@ class TableService:
         self._kept = KeptLookups(most_bytes=min(memory, KEPT_BYTES))
         member.kept_bytes = 0
 
+    def land(self, header: Frame, payload_bytes: int) -> list[memoryview] | None:
+        """The memory for a frame's payload; None: any memory."""
+        if header.kind not in ARRAYS:
+            return None
+        return self._arrays.land(header, payload_bytes)
+
     def act(self, header: Frame, payload: memoryview) -> None:
         """Acts on a frame.
 
         Raises:
             Refused: it belongs to no request for tables.
         """
-        if header.kind in (Kind.LOOKUP, Kind.VALUE):
+        if header.kind in ARRAYS:
             self._arrays.take_in(header, payload)
         elif header.kind == Kind.PULL:
             self._look_up(_each_once(header), header.lookup)

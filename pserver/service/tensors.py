@@ -502,9 +502,15 @@ class TensorService:
             self._working.works(self._stream)
 
     def _land(self, header: Frame, payload_bytes: int) -> list[memoryview] | None:
-        """The memory from which gradients are merged, for a frame's payload; None: any memory."""
+        """The memory from which gradients are merged, or that requests about rows have, for a
+        frame's payload; None: any memory.
+        """
         if self._times.spans.on:
             self._times.got(header)
+        if self._tables is not None:
+            return self._tables.land(header, payload_bytes)
+        if header.kind == Kind.ROWS:
+            return self._rows.land(header, payload_bytes)
         if header.kind != Kind.GRADIENT or self._gradients is None:
             return None
         return self._gradients.land(header, payload_bytes)

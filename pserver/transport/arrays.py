@@ -20,7 +20,7 @@ from torch import Tensor
 from pserver.errors import CorruptFrame, Refused, Unprepared
 from pserver.table.gradient import RowGradient
 from pserver.transport import frames
-from pserver.transport.stream import Buffer
+from pserver.transport.stream import LANDED, Buffer
 from pserver.wire_pb2 import Frame, Part
 from transpiler.ir.tables import ShowClickEntry, Table
 
@@ -54,8 +54,16 @@ class ArrayAssembler:
         self._held = 0  # bytes of the arrays
         self._known: set[str] = set()  # names that were asked about
 
+    def land(self, header: Frame, payload_bytes: int) -> list[memoryview] | None:
+        """The memory for a frame's payload, before it is read; None where it is out of place."""
+        try:
+            memory = self._memory(header, payload_bytes)
+            return [memory] if memory else frames.targets(header, payload_bytes, self._destination)
+        except Exception:  # whatever it is, it comes again when the payload is there
+            return None
+
     def take_in(self, header: Frame, payload: Buffer) -> None:
-        """Copies a frame's parts into their arrays.
+        """Copies a frame's parts into their arrays, unless they have landed there.
 
         Raises:
             CorruptFrame: a part does not begin where the one before it of its name ended, or no
@@ -63,16 +71,54 @@ class ArrayAssembler:
             Unprepared: there is no array of this name.
             Refused: the request is too large.
         """
-        frames.scatter(header, payload, self._destination)
+        if payload is not LANDED:
+            memory = self._memory(header, memoryview(payload).nbytes)
+            if memory:
+                frames.copy_bytes(memory, memoryview(payload))
+            else:
+                frames.scatter(header, payload, self._destination)
         for part in header.parts:
             self._received[part.name] += part.size
 
+    def _memory(self, header: Frame, payload_bytes: int) -> memoryview | None:
+        """One memory for the arrays of a frame that brings all of each, behind one another as they
+        travel; None where it does not, and they are made one by one.
+        """
+        forms, total = dict[str, tuple[torch.dtype, list[int], int]](), 0
+        for part in header.parts:
+            name, shape, dtype = part.name, list(part.shape), frames.DTYPES.get(part.dtype)
+            if dtype is None or name in forms or name in self._arrays or total % dtype.itemsize:
+                return None
+            size = math.prod(shape) * dtype.itemsize
+            if size != part.size:
+                return None
+            self._accept(part)
+            forms[name] = dtype, shape, size
+            total += size
+        if not 0 < total == payload_bytes or self._held + total > self._most:
+            return None
+        memory, begin, arrays = torch.empty(total, dtype=torch.uint8), 0, dict[str, torch.Tensor]()
+        try:
+            for name, (dtype, shape, size) in forms.items():
+                arrays[name] = memory[begin : begin + size].view(dtype).view(shape)
+                begin += size
+        except (RuntimeError, TypeError):  # no tensor has such a shape
+            return None
+        self._arrays.update(arrays)
+        self._received.update(dict.fromkeys(arrays, 0))
+        self._held += total
+        return frames.buffer_of(memory)
+
+    def _accept(self, part: Part) -> None:
+        """Returns if there may be an array of a part's name and form."""
+        if part.name not in self._known:
+            if not self._has(part.name):
+                raise Unprepared(f"{part.name!r} belongs to no table of this lane")
+            self._known.add(part.name)
+
     def _destination(self, part: Part) -> torch.Tensor:
+        self._accept(part)
         if part.name not in self._arrays:
-            if part.name not in self._known:
-                if not self._has(part.name):
-                    raise Unprepared(f"{part.name!r} belongs to no table of this lane")
-                self._known.add(part.name)
             size = self._held + frames.whole_bytes(part)
             if size > self._most:
                 raise Refused(
@@ -274,14 +320,13 @@ class AssignmentAssembler(ArrayAssembler):
         self._step = header.step
         super().take_in(header, payload)
 
-    def _destination(self, part: Part) -> Tensor:
+    def _accept(self, part: Part) -> None:
         dtype, shape = self._expected(part)
         if frames.DTYPES.get(part.dtype) is not dtype or tuple(part.shape) != shape:
             raise CorruptFrame(
                 f"{part.name!r}: expected {frames.NAMES[dtype]} {list(shape)}, got {part.dtype!r} "
                 f"{list(part.shape)}"
             )
-        return super()._destination(part)
 
     def _expected(self, part: Part) -> tuple[torch.dtype, tuple[int, ...]]:
         """The dtype and shape that a part must have."""
