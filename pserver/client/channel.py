@@ -232,7 +232,7 @@ class Channel(RetryingStream):
             number: under which the server keeps the lookup, for :meth:`refresh`; 0: it does not.
         """
         reply = self._begin("lookup", destination)
-        self._post(Kind.LOOKUP, 0, ids.items())
+        self._post_all(Kind.LOOKUP, 0, ids.items())
         self._request_values(ids, 0, number)
         return reply
 

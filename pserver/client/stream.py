@@ -8,7 +8,8 @@ waits for another server::
     inbox       receives frames: copies values to their destinations, resolves replies
 
 A frame of up to ``DIRECT_BYTES`` is sent by the thread that asks, if nothing is queued before it:
-waking the outbox takes longer.
+waking the outbox takes longer.  So are rows and ids up to ``WAITED_BYTES``, as that thread has
+nothing to compute before the answer.
 
 [Note: sending again]  A request (a step, a pull, a load, ...) is a run of frames that ends in one
 reply, DONE.  Until the reply has arrived the channel keeps the frames (references, no copies).
@@ -229,6 +230,7 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 0.2  # between two tries to open a stream again
 MAX_CORRUPT = 5  # streams of one request
 DIRECT_BYTES = frames.EAGER_BYTES
+WAITED_BYTES = 2**18
 
 NamedTensors = Iterable[tuple[str, torch.Tensor]]  # contiguous, in main memory
 # ``destination(name, blank)`` is the contiguous CPU tensor that a variable's value is copied into;
@@ -377,7 +379,7 @@ class RetryingStream:
         for waiting in self._packer.flush():
             self._queue(waiting)
         for frame in frames.frames(kind, step, tensors):
-            self._queue(frame)
+            self._queue(frame, WAITED_BYTES)
 
     def _put(self, frame: Outgoing) -> None:
         """Queues a frame behind the small tensors that still wait for others."""
@@ -385,8 +387,8 @@ class RetryingStream:
             self._queue(waiting)
         self._queue(frame)
 
-    def _queue(self, frame: Outgoing) -> None:
-        small = bytes_of(frame[1]) <= DIRECT_BYTES
+    def _queue(self, frame: Outgoing, direct_bytes: int = DIRECT_BYTES) -> None:
+        small = bytes_of(frame[1]) <= direct_bytes
         with self._lock:
             frame[0].request = self._requests
             self._request.append(frame)
