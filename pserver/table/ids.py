@@ -129,7 +129,7 @@ def checked(ids: object, what: str) -> Array:
         raise TypeError(f"{what}: expected ids of int64, got {kind}")
     if ids.ndim != 1:
         raise ValueError(f"{what}: expected ids of one dimension, got shape {ids.shape}")
-    return plain(ids, what)
+    return ids if ids.flags.carray else plain(ids, what)
 
 
 def plain(array: Array, what: str) -> Array:
@@ -146,13 +146,14 @@ def plain(array: Array, what: str) -> Array:
     Raises:
         ValueError: the array is not contiguous.
     """
-    flags = array.flags
-    if not flags.c_contiguous:
+    if array.flags.carray:  # contiguous, aligned, and may be written
+        return array
+    if not array.flags.c_contiguous:
         raise ValueError(
             f"{what}: expected contiguous memory, got strides {array.strides} for shape "
             f"{array.shape}"
         )
-    return array if flags.writeable and flags.aligned else array.copy()
+    return array.copy()
 
 
 def unique(ids: Array) -> tuple[Array, Array]:
@@ -168,7 +169,11 @@ def unique(ids: Array) -> tuple[Array, Array]:
     Raises:
         TypeError, ValueError: not a flat contiguous array of int64.
     """
-    ids = checked(ids, "unique")
+    return unique_of(checked(ids, "unique"))
+
+
+def unique_of(ids: Array) -> tuple[Array, Array]:
+    """As :func:`unique`, of ids that are :func:`checked`."""
     small = np.int32 if len(ids) <= SHORT else np.int64
     places = np.full(1 << max(4, (2 * len(ids) - 1).bit_length()), -1, small)
     found, inverse = np.empty(len(ids), np.int64), np.empty(len(ids), small)

@@ -17,9 +17,8 @@ a step costs two copies more.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -310,8 +309,19 @@ BLOCK = 65536  # rows that are handled at a time where all are
 FLOATS = ("pushed", "show", "click", "unseen")  # words that are float64; the others are int64
 _NO_WORDS = np.zeros((0, 0), np.int64)
 
-Opened = tuple[Array, Array, Array]
-"""Records, [n, columns]; the same memory as words; and where among them the rows are."""
+
+class OpenedRows(NamedTuple):
+    """Rows for kernels to change.
+
+    Attributes:
+        records: [n, columns].
+        words: the same memory as words.
+        places: int64[n], where among them the rows are; -1 for missing ones.
+    """
+
+    records: Array
+    words: Array
+    places: Array
 
 
 @kernel
@@ -379,6 +389,7 @@ class Rows:
         self.table = table
         self.dtype: Any = np.float32 if table.computes_in == "float32" else np.float64
         self.seed = seed_word(table.seed)
+        self._initial = arguments_of(table.initial)
         self.index = Index()
         self._states, self._words = tuple(states), tuple(words)
         self.layout = Layout(table.dim, self.dtype, states, words)
@@ -449,15 +460,16 @@ class Rows:
         self.template = np.zeros(self.layout.columns, self.dtype)
         self.template[: self.table.dim + states] = template[: self.table.dim + states]
 
-    @contextmanager
-    def opened(self, slots: Array, step: int = 0) -> Iterator[Opened]:
-        """The records of rows for kernels to change, until the block ends.
+    def open(self, slots: Array) -> OpenedRows:
+        """The records of rows for kernels to change, until :meth:`close`.
 
         Args:
             slots: int64[n], -1 for missing rows.
-            step: that changes them.
         """
-        yield self.records, self.words, slots
+        return OpenedRows(self.records, self.words, slots)
+
+    def close(self, slots: Array, opened: OpenedRows, step: int) -> None:
+        """Takes opened rows in, which ``step`` has changed."""
 
     def set_values(self, slots: Array, values: Array) -> None:
         """Sets the values of rows, [n, dim]."""
@@ -470,7 +482,6 @@ class Rows:
         """Copies the first columns of records, as many as ``out`` has; of a missing row (slot -1),
         its initial record.
         """
-        start = arguments_of(self.table.initial)
         _gather(
             self.records,
             slots,
@@ -480,7 +491,7 @@ class Rows:
             self.template,
             self.table.dim,
             self.seed,
-            *start,
+            *self._initial,
         )
 
     def _prefetched(self, columns: int) -> tuple[int, int, int]:
@@ -583,19 +594,17 @@ class HalfRows(Rows):
         """uint16[slots, dim or more]: the memory itself."""
         return self.records.view(np.uint16)
 
-    @contextmanager
-    def opened(self, slots: Array, step: int = NEAREST) -> Iterator[Opened]:
-        """See :meth:`Rows.opened`: copies of the records."""
-        ids = self.index.ids.array[slots]
+    def open(self, slots: Array) -> OpenedRows:
+        """See :meth:`Rows.open`: copies of the records."""
         copies = np.empty((len(slots), self.layout.columns), self.dtype)
-        self.gather(slots, ids, copies)
+        self.gather(slots, self.index.ids.array[slots], copies)
         words = copies.view(np.int64) if self.layout.has_words else self.words
-        yield copies, words, np.where(slots < 0, slots, np.arange(len(slots)))
-        self._write(slots, ids, copies, step)
+        return OpenedRows(copies, words, np.where(slots < 0, slots, np.arange(len(slots))))
 
-    def _write(self, slots: Array, ids: Array, records: Array, step: int) -> None:
-        """Values rounded, and states as they are."""
-        self._round(slots, ids, records, step)
+    def close(self, slots: Array, opened: OpenedRows, step: int) -> None:
+        """See :meth:`Rows.close`: values are rounded, and states stay as they are."""
+        records = opened.records
+        self._round(slots, self.index.ids.array[slots], records, step)
         held = slots >= 0
         for name, (begin, width) in self.layout.states.items():
             self.state(name)[slots[held]] = records[held, begin : begin + width]

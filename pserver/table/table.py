@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from pserver.table import ids as id_arithmetic
-from pserver.table.ids import checked, outside, plain, unique
+from pserver.table.ids import checked, outside, plain, unique_of
 from pserver.table.index import GrowingArray, Index, Layout, order_of
 from pserver.table.kernels import Array
 from pserver.table.lifecycle import RowLifecycle, words_of
@@ -248,10 +248,10 @@ class SparseTable:
             raise TypeError(f"{self._what}: {what}: expected {wanted}, got {kind}")
         if array.shape != shape:
             raise ValueError(f"{self._what}: {what}: expected shape {shape}, got {array.shape}")
-        return plain(array, f"{self._what}: {what}")
+        return array if array.flags.carray else plain(array, f"{self._what}: {what}")
 
     def _differ(self, ids: Array) -> None:
-        found, inverse = unique(ids)
+        found, inverse = unique_of(ids)
         if len(found) != len(ids):
             again = int(found[np.argmax(np.bincount(inverse) > 1)])
             raise ValueError(f"{self._what}: expected each id once, got {again} again")
@@ -377,8 +377,9 @@ class SparseTable:
         self._lifecycle.push(ids, slots, statistics, now)
         self._updater.catch_up(slots)
         here = slots >= 0
-        with self._rows.opened(slots, pushes) as (records, _, places):
-            records[places[here], : self.table.dim] += deltas[here]
+        opened = self._rows.open(slots)
+        opened.records[opened.places[here], : self.table.dim] += deltas[here]
+        self._rows.close(slots, opened, pushes)
 
     @property
     def moves_untouched(self) -> bool:

@@ -26,7 +26,7 @@ from pserver.table.index import KEYS, Layout
 from pserver.table.kernels import Array
 from pserver.table.rows import Rows
 from pserver.table.rules import ROW_UPDATES
-from transpiler.ir.rules import ROW_RULES, Hparam, Rule
+from transpiler.ir.rules import ROW_RULES, Hparam, RowSpec, Rule
 from transpiler.ir.tables import Table
 
 # ---- segment rules ----
@@ -102,9 +102,7 @@ class SegmentRules:
 
     def move_untouched(self, hparams: Hparams) -> bool:
         """Whether a step with these numbers moves rows that it does not touch."""
-        return any(
-            spec.moves_untouched(held) for spec, held in zip(self.specs, hparams, strict=True)
-        )
+        return any(map(RowSpec.moves_untouched, self.specs, hparams))
 
     def deferred_scalars(self, hparams: Hparams) -> list[Sequence[float]]:
         """A step's line in the history: each segment's scalars, none where rows never catch up."""
@@ -243,8 +241,9 @@ class RowUpdater:
     def catch_up(self, slots: Array) -> None:
         """Takes the steps that these rows (-1: none) have missed."""
         if len(self._history):
-            with self._rows.opened(slots, self.step) as (records, words, places):
-                self._apply_deferred(records, words, places)
+            opened = self._rows.open(slots)
+            self._apply_deferred(*opened)
+            self._rows.close(slots, opened, self.step)
             self._note_step(slots[slots >= 0], self.step)
 
     def _apply_deferred(self, records: Array, words: Array, slots: Array) -> None:
@@ -275,14 +274,16 @@ class RowUpdater:
         rows = self._rows
         if self._rules.move_untouched(hparams):
             self.track_steps()
-        self.catch_up(slots)
-        self._sweep()
+        if rows.has("step"):
+            self.catch_up(slots)
+            self._sweep()
         self.step, self._hparams = self.step + 1, hparams
         if self.step == 1:
             self._fill_template()
         now = [self._at_first(index, held) for index, held in enumerate(hparams)]
-        with rows.opened(slots, self.step) as (records, _, places):
-            self._update(records, places, gradients, now)
+        opened = rows.open(slots)
+        self._update(opened.records, opened.places, gradients, now)
+        rows.close(slots, opened, self.step)
         if rows.has("step"):
             self._history.append(self.step, self._rules.deferred_scalars(now))
             self._note_step(slots[slots >= 0], self.step)
