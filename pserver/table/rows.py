@@ -310,7 +310,7 @@ FLOATS = ("pushed", "show", "click", "unseen")  # words that are float64; the ot
 _NO_WORDS = np.zeros((0, 0), np.int64)
 
 
-class OpenedRows(NamedTuple):
+class RowMemory(NamedTuple):
     """Rows for kernels to change.
 
     Attributes:
@@ -460,16 +460,16 @@ class Rows:
         self.template = np.zeros(self.layout.columns, self.dtype)
         self.template[: self.table.dim + states] = template[: self.table.dim + states]
 
-    def open(self, slots: Array) -> OpenedRows:
-        """The records of rows for kernels to change, until :meth:`close`.
+    def begin_change(self, slots: Array) -> RowMemory:
+        """The records of rows for kernels to change, until :meth:`end_change`.
 
         Args:
             slots: int64[n], -1 for missing rows.
         """
-        return OpenedRows(self.records, self.words, slots)
+        return RowMemory(self.records, self.words, slots)
 
-    def close(self, slots: Array, opened: OpenedRows, step: int) -> None:
-        """Takes opened rows in, which ``step`` has changed."""
+    def end_change(self, slots: Array, memory: RowMemory, step: int) -> None:
+        """Takes in what ``step`` has changed."""
 
     def set_values(self, slots: Array, values: Array) -> None:
         """Sets the values of rows, [n, dim]."""
@@ -594,16 +594,16 @@ class HalfRows(Rows):
         """uint16[slots, dim or more]: the memory itself."""
         return self.records.view(np.uint16)
 
-    def open(self, slots: Array) -> OpenedRows:
-        """See :meth:`Rows.open`: copies of the records."""
+    def begin_change(self, slots: Array) -> RowMemory:
+        """See :meth:`Rows.begin_change`: copies of the records."""
         copies = np.empty((len(slots), self.layout.columns), self.dtype)
         self.gather(slots, self.index.ids.array[slots], copies)
         words = copies.view(np.int64) if self.layout.has_words else self.words
-        return OpenedRows(copies, words, np.where(slots < 0, slots, np.arange(len(slots))))
+        return RowMemory(copies, words, np.where(slots < 0, slots, np.arange(len(slots))))
 
-    def close(self, slots: Array, opened: OpenedRows, step: int) -> None:
-        """See :meth:`Rows.close`: values are rounded, and states stay as they are."""
-        records = opened.records
+    def end_change(self, slots: Array, memory: RowMemory, step: int) -> None:
+        """See :meth:`Rows.end_change`: values are rounded, and states stay as they are."""
+        records = memory.records
         self._round(slots, self.index.ids.array[slots], records, step)
         held = slots >= 0
         for name, (begin, width) in self.layout.states.items():

@@ -377,9 +377,9 @@ class SparseTable:
         self._lifecycle.push(ids, slots, statistics, now)
         self._updater.catch_up(slots)
         here = slots >= 0
-        opened = self._rows.open(slots)
-        opened.records[opened.places[here], : self.table.dim] += deltas[here]
-        self._rows.close(slots, opened, pushes)
+        memory = self._rows.begin_change(slots)
+        memory.records[memory.places[here], : self.table.dim] += deltas[here]
+        self._rows.end_change(slots, memory, pushes)
 
     @property
     def moves_untouched(self) -> bool:

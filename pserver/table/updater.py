@@ -241,9 +241,9 @@ class RowUpdater:
     def catch_up(self, slots: Array) -> None:
         """Takes the steps that these rows (-1: none) have missed."""
         if len(self._history):
-            opened = self._rows.open(slots)
-            self._apply_deferred(*opened)
-            self._rows.close(slots, opened, self.step)
+            memory = self._rows.begin_change(slots)
+            self._apply_deferred(*memory)
+            self._rows.end_change(slots, memory, self.step)
             self._note_step(slots[slots >= 0], self.step)
 
     def _apply_deferred(self, records: Array, words: Array, slots: Array) -> None:
@@ -281,9 +281,9 @@ class RowUpdater:
         if self.step == 1:
             self._fill_template()
         now = [self._at_first(index, held) for index, held in enumerate(hparams)]
-        opened = rows.open(slots)
-        self._update(opened.records, opened.places, gradients, now)
-        rows.close(slots, opened, self.step)
+        memory = rows.begin_change(slots)
+        self._update(memory.records, memory.places, gradients, now)
+        rows.end_change(slots, memory, self.step)
         if rows.has("step"):
             self._history.append(self.step, self._rules.deferred_scalars(now))
             self._note_step(slots[slots >= 0], self.step)
