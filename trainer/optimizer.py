@@ -18,6 +18,7 @@ from pserver.telemetry.trace import SPANS, now
 from trainer.collective.gradient_means import GradientMeans
 from trainer.gradients.averaging import AveragedStep
 from trainer.gradients.dgc import DeepGradientCompression
+from trainer.gradients.early import EarlyGradients
 from trainer.gradients.gradient_merge import GradientMerge
 from trainer.gradients.step import (
     Gradients,
@@ -58,8 +59,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         connect: joins the servers and calls :meth:`attach`; a process that trains alone joins none.
             Where it joins a running job that has further optimizers, it sets :attr:`early`.
         grad_clip: applied to the merged gradient, as a single node would.
-        overlap: the script promises one backward per step and not to touch ``p.grad`` before
-            ``step()``: each gradient is sent as soon as it is complete, while backward continues.
+        overlap: each gradient is sent as soon as it is complete, while backward continues; once
+            more by ``step()``, where it is changed in between.
         tables: the job's, where a model has embeddings of ours.
         merge: adds up the gradients of several steps, for one update; None: every step makes one.
         dgc: compresses large gradients; None: they are sent as they are.
@@ -91,10 +92,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._inner = optimizer
         self.dgc = dgc
         self._tables = tables
-        self._overlap = overlap
+        self._early = EarlyGradients(self._withdraw) if overlap else None
         self._merge = merge
-        # parameters whose gradient of this step has already been sent
-        self._left: set[torch.Tensor] = set()
         self.names = names
         self.loss_scaling: LossScaling | None = None  # of models with strategy.amp in float16
         self._connect = connect
@@ -112,8 +111,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.lanes: tuple[int, ...] = ()  # those of the plan that take its steps
         self._first_group = 0
         connect(self)
-        if overlap:
-            self._send_early()
+        if self._early is not None:
+            self._send_early(self._early)
 
     if not TYPE_CHECKING:
 
@@ -210,6 +209,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._changes.check()
         if self.dump is not None:
             self.dump.step(self.steps)
+        if self._early is not None:
+            self._early.look(scaled=vars(self).get("found_inf") is not None)
         overflow = self._overflowed()
         if self._merge is None:
             self._update(loss, overflow)
@@ -236,9 +237,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return
         communicator.settle()
         if self._stepping:
-            communicator.withdraw(self.lanes)
-            self._left.clear()
+            self._withdraw()
+            if self._early is not None:
+                self._early.forget()
             self._stepping = False
+
+    def _withdraw(self) -> None:
+        """Withdraws what has been sent of the step."""
+        assert self._connection is not None, "it has sent something"
+        self._connection.withdraw(self.lanes)
 
     def _merges(self, merge: GradientMerge, overflow: bool) -> bool:
         """Adds gradients to those of the steps before; returns whether they make an update now."""
@@ -285,7 +292,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         gradients = self._gradients().values()
         if self.loss_scaling is not None:
             return self.loss_scaling.overflowed(self, gradients)
-        return unscale(self, gradients, bool(self._left))
+        return unscale(self, gradients)
 
     def _gradients(self) -> Gradients:
         return {
@@ -293,7 +300,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         }
 
     def _clip_here(self) -> None:
-        spared = self._left | unclipped(self.param_groups)
+        spared = {*(self._early or ()), *unclipped(self.param_groups)}
         gradients = {p: gradient for p, gradient in self._gradients().items() if p not in spared}
         clip_in_place(self.grad_clip, gradients, self.names)
 
@@ -310,7 +317,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _step_together(self, communicator: Communicator, overflow: bool) -> None:
         tables = tables_in(communicator.plan, self.lanes)
-        if self._left:
+        left = set(self._early or ())  # during backward
+        if left:
             communicator.look_again()
         if not overflow:
             if not communicator.plan.clips_on_servers:
@@ -320,7 +328,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self._once(communicator, partial(self._step_here, here))
             if self.dgc is not None:
                 there |= self.dgc.leaving(there, self.steps)
-            left = self._left  # during backward
             communicator.send_whole(
                 {self.names[p]: gradient for p, gradient in there.items() if p not in left}
             )
@@ -328,7 +335,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 communicator.send_rows(self._tables.gradients(tables))
         elif self._tables is not None:
             self._tables.discard(tables)
-        self._left.clear()
+        if self._early is not None:
+            self._early.end()
         self._close_and_finish(communicator, overflow)
 
     def _close_and_finish(self, communicator: Communicator, own: bool) -> None:
@@ -420,7 +428,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._step_here({p: p.grad for p in found if p.grad is not None})
         return means.overflow
 
-    def _send_early(self) -> None:
+    def _send_early(self, early: EarlyGradients) -> None:
         """Makes backward send each gradient as soon as it is complete, in autograd's thread.
 
         Raises:
@@ -436,24 +444,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         for parameter in self.trained().values():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._send_one)  # type: ignore[no-untyped-call]  # torch's own
+                parameter.register_post_accumulate_grad_hook(partial(self._send_one, early))  # type: ignore[no-untyped-call]  # torch's own
 
-    def _send_one(self, parameter: torch.Tensor) -> None:
+    def _send_one(self, early: EarlyGradients, parameter: torch.Tensor) -> None:
         name = self.names[parameter]
         if self._stepping:
             self._settle()
-        if parameter in self._left:
-            raise RuntimeError(
-                f"overlap: {name!r} has a second gradient in one step, and the first one has left; "
-                "after a backward that was interrupted, as by Ctrl-C, end the job, and begin again "
-                "from a checkpoint"
-            )
         communicator, gradient = self._connection, parameter.grad
         if communicator is None or gradient is None or name in communicator.plan.averaged:
             return
         plan = communicator.plan
-        if not plan.lane_of(plan.placement(name)).kind.steps_on_trainer:
-            self._left.add(parameter)
+        if plan.lane_of(plan.placement(name)).kind.steps_on_trainer:
+            return
+        if early.leaves(parameter, gradient):
             communicator.send_whole({name: gradient})
 
     def _step_here(self, gradients: Gradients) -> None:

@@ -107,28 +107,18 @@ def divided(
 # and a step that overflowed on another trainer is reported to it.
 
 
-def unscale(
-    optimizer: torch.optim.Optimizer, gradients: Iterable[torch.Tensor], left: bool
-) -> bool:
+def unscale(optimizer: torch.optim.Optimizer, gradients: Iterable[torch.Tensor]) -> bool:
     """Takes GradScaler's scale out of the gradients, if they are scaled.
 
     Args:
         optimizer: the optimizer whose ``step()`` calls this.
-        left: whether some gradients have been sent already.
 
     Returns:
         Whether a gradient is not finite.
-
-    Raises:
-        RuntimeError: gradients have been sent with the scale in them.
     """
     said = vars(optimizer)  # where GradScaler writes
     scale, found = said.get("grad_scale"), said.get("found_inf")
     overflow = found is not None and bool(found.item())
-    if left and scale is not None:
-        raise RuntimeError(
-            "overlap: gradients have been sent with GradScaler's scale in them; leave overlap off"
-        )
     if scale is not None and not overflow:
         inverse = scale.double().reciprocal().float()
         for gradient in gradients:

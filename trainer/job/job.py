@@ -980,9 +980,8 @@ class Job:
         return self.communicator.lookups.pull_all(asked)
 
     def _watch(self, optimizer: DistributedOptimizer, plan: Plan) -> None:
-        if not overlaps(self._distributed[0].strategy):
-            trained, lanes = optimizer.trained(), optimizer.lanes
-            optimizer.watch(changes_of(plan, self.role.trainer_id, trained, self.tables, lanes))
+        trained, lanes = optimizer.trained(), optimizer.lanes
+        optimizer.watch(changes_of(plan, self.role.trainer_id, trained, self.tables, lanes))
 
 
 def _planned(role: RoleMaker) -> RoleMaker:

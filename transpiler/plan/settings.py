@@ -588,8 +588,9 @@ A_SYNC_CONFIGS = table(
         "overlap",
         False,
         flag(),
-        "Gradients leave while backward runs; the script promises one backward a step, and not to "
-        "touch ``p.grad`` before ``step()``.",
+        "Gradients leave while backward runs.  Where a second backward, clipping or a GradScaler "
+        "changes them before ``step()``, they are sent again; writes through ``.data`` are not "
+        "seen.",
         _names(mode for mode in EVERY_MODE if not mode.steps_on_trainer),
     ),
     Setting(

@@ -99,8 +99,8 @@ class ASyncConfigs(TypedDict, total=False):
     modes: Mapping[str, Modes]
     """The mode of each parameter, by the first pattern that its name matches."""
     overlap: bool
-    """Gradients leave while backward runs; the script promises one backward a step, and not to
-    touch ``p.grad`` before ``step()``."""
+    """Gradients leave while backward runs.  Where a second backward, clipping or a GradScaler
+    changes them before ``step()``, they are sent again; writes through ``.data`` are not seen."""
     embeddings: list[str] | tuple[str, ...] | None
     """Patterns of names of embedding modules whose rows move to the servers."""
     k_step: int

@@ -160,7 +160,6 @@ ALONE: dict[str, dict[str, Any]] = {
     "async": {"send_queue_size": 1},
     "half-async": {"half_async": True, "max_merge_var_num": 1},
     "geo": {"k_steps": 2},
-    "overlap, in which gradients have left": {"modes": {"*": "sync"}, "overlap": True},
 }
 
 

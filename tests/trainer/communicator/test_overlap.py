@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -11,8 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.support import eager_jobs
+from tests.support.devices import Flags, on_a_device
 from tests.support.eager_jobs import Servers, batches
-from tests.support.eager_modes import adam, assert_equal, eventually, joined, net
+from tests.support.eager_modes import adam, assert_equal, eventually, joined, net, strategy_of
+from trainer.gradients.early import EarlyGradients
+from transpiler.clip import ClipGradByGlobalNorm
 
 
 class Quiesce(torch.autograd.Function):
@@ -57,11 +61,160 @@ def test_overlap_sends_gradients_while_backward_runs(servers: Servers) -> None:
     assert_equal(mine, reference)
 
 
-def test_overlap_refuses_a_second_backward_and_early_clipping(servers: Servers) -> None:
-    """What breaks the promise is an error, never a wrong gradient."""
+# ---- gradients that are changed after they have left ----
+
+Backward = Callable[[], None]
+
+
+def _second(model: nn.Module, backward: Backward) -> None:
+    backward()
+    backward()
+
+
+def _clipped(model: nn.Module, backward: Backward) -> None:
+    backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+
+
+def _clamped(model: nn.Module, backward: Backward) -> None:
+    backward()
+    first(model).grad.clamp_(-1e-3, 1e-3)  # type: ignore[union-attr]  # backward has made it
+
+
+def _replaced(model: nn.Module, backward: Backward) -> None:
+    backward()
+    first(model).grad = torch.ones_like(first(model))
+
+
+def _frozen(model: nn.Module, backward: Backward) -> None:
+    backward()
+    first(model).grad = None
+
+
+def _interrupted(model: nn.Module, backward: Backward) -> None:
+    def interrupt(gradient: torch.Tensor) -> None:
+        raise KeyboardInterrupt
+
+    hook = first(model).register_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        backward()
+    hook.remove()
+    model.zero_grad()
+    backward()
+
+
+TOUCHES: dict[str, Callable[[nn.Module, Backward], None]] = {
+    "a second backward": _second,
+    "clip_grad_norm_": _clipped,
+    "clamp_": _clamped,
+    "another gradient": _replaced,
+    "no gradient": _frozen,
+    "an interrupted backward": _interrupted,
+}
+
+
+def first(model: nn.Module) -> nn.Parameter:
+    """The parameter whose gradient is complete last."""
+    return next(model.parameters())
+
+
+def train(
+    model: nn.Module, optimizer: Any, touch: str, touched: Collection[int], drain: Callable[[], Any]
+) -> nn.Module:
+    """Steps, of which some change their gradients."""
+    for step, (x, y) in enumerate(batches(8)):
+        optimizer.zero_grad()
+
+        def backward(x: torch.Tensor = x, y: torch.Tensor = y) -> None:
+            F.cross_entropy(model(x), y).backward()
+
+        if step in touched:
+            TOUCHES[touch](model, backward)
+        else:
+            backward()
+        optimizer.step()
+        drain()
+    return model
+
+
+@pytest.fixture(params=["in main memory", "on a device"])
+def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device of the models."""
+    if request.param == "on a device":
+        on_a_device(monkeypatch)
+        monkeypatch.setattr("trainer.senders.writes.DeviceFlags", Flags)
+
+
+@pytest.mark.usefixtures("where")
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("touch", TOUCHES)
+def test_what_a_gradient_holds_at_the_step_counts(
+    servers: Servers, caplog: pytest.LogCaptureFixture, touch: str, mode: str
+) -> None:
+    """Equal to plain torch to the bit, with one warning; gradients leave early again later."""
+    mine, reference = net(), net()
+    optimizer = joined(servers(2), mine, adam(mine), overlap=True, modes={"*": mode})
+    touched, early = (1, 3), list[bool]()
+
+    def drain() -> None:
+        optimizer.communicator.drain()
+
+    def noted(parameter: torch.Tensor) -> None:
+        early.append(parameter in set(optimizer._early))
+
+    first(mine).register_post_accumulate_grad_hook(noted)  # type: ignore[no-untyped-call]  # torch's own
+    train(mine, optimizer, touch, touched, drain)
+
+    assert_equal(mine, train(reference, adam(reference), touch, touched, lambda: None))
+    assert len([r for r in caplog.records if "leave overlap off" in r.getMessage()]) == 1
+    assert early[0] and early[-1] and not all(early)
+
+
+@pytest.mark.parametrize("finite", [True, False])
+def test_a_scaled_step_is_that_of_its_unscaled_gradients(servers: Servers, finite: bool) -> None:
+    """The scaler has found its infinities, and its scale is no gradient's."""
+    models = [net(), net()]
+    mine, reference = models
+    optimizers = [
+        joined(servers(1), mine, adam(mine), overlap=True, modes={"*": "sync"}),
+        adam(reference),
+    ]
+    for model, optimizer in zip(models, optimizers, strict=True):
+        scaler = torch.amp.GradScaler("cpu", init_scale=3.0)
+        for step, (x, y) in enumerate(batches(4)):
+            optimizer.zero_grad()
+            factor = 1.0 if finite or step != 1 else float("inf")
+            scaler.scale(F.cross_entropy(model(x), y) * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    assert_equal(mine, reference)
+
+
+def test_after_a_change_nothing_leaves_early_for_longer_each_time() -> None:
+    """One step, two, four."""
+    withdrawn = list[int]()
+    early, parameter = EarlyGradients(lambda: withdrawn.append(1)), nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    rests = []
+    for _ in range(4):
+        rests.append(0)
+        while not early.leaves(parameter, parameter.grad):
+            early.end()
+            rests[-1] += 1
+        parameter.grad.mul_(2)
+        early.look(scaled=False)
+        assert not early and not early.leaves(parameter, parameter.grad)
+        early.end()
+    assert rests == [0, 1, 2, 4] and len(withdrawn) == 4
+
+
+def test_clipping_that_needs_all_gradients_is_refused(servers: Servers) -> None:
+    """On the trainer, before the first step."""
     mine = net()
-    joined(servers(1), mine, adam(mine), overlap=True, modes={"*": "sync"})
-    x, y = batches(1)[0]
-    F.cross_entropy(mine(x), y).backward()
-    with pytest.raises(RuntimeError, match="second gradient"):
-        F.cross_entropy(mine(x), y).backward()
+    with pytest.raises(ValueError, match="gradients cannot leave early where grad_clip needs"):
+        eager_jobs.joined(
+            *(servers(1), mine, adam(mine)),
+            strategy=strategy_of(overlap=True),
+            grad_clip=ClipGradByGlobalNorm(1.0),
+        )
