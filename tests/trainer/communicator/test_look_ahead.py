@@ -56,7 +56,6 @@ def play(
     depth: int,
     trainers: int,
     rule: str = "adagrad",
-    steps: int = 24,
     between: Callable[[int, Eager], None] = lambda step, trainer: None,
     **configs: Any,
 ) -> Played:
@@ -65,7 +64,7 @@ def play(
     Args:
         between: called before each step.
     """
-    script = Script("clicks", RULES[rule], steps=steps)
+    script = Script("clicks", RULES[rule], steps=24)
     mode = Mode({"look_ahead": depth, **(configs or SYNC)})
     joined = at_once(
         *(lambda n=n: Eager(script, mode, endpoints, n, trainers) for n in range(trainers))
@@ -122,13 +121,6 @@ def test_lanes_that_wait_refresh_too(servers: Servers, configs: dict[str, Any]) 
     """One trainer, whose steps have landed before the next."""
     expected = play(servers(2), 0, 1, **configs)
     jobs.assert_equal(play(servers(2), 2, 1, **configs).values, expected.values)
-
-
-@pytest.mark.long
-def test_a_thousand_steps(servers: Servers) -> None:
-    """Two trainers, Adagrad, three batches ahead."""
-    expected = play(servers(2), 0, 2, steps=1000)
-    jobs.assert_equal(play(servers(2), 3, 2, steps=1000).values, expected.values)
 
 
 # ---- what happens between lookup and step ----
