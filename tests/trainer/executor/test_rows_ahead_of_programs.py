@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.matrix import crossed
 from tests.support.table_programs import (
     ROWS,
     Batch,
@@ -23,6 +24,7 @@ from tests.support.table_programs import (
     Servers,
     Tables,
     adagrad,
+    adam,
     batches,
     begin_again,
     sgd,
@@ -39,9 +41,14 @@ from transpiler import Program, capture, data, program_guard
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 STEPS = 24
+RULES: dict[str, tuple[type[nn.Module], Make]] = {
+    "sgd": (Net, sgd),
+    "momentum": (Net, lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)),
+    "adagrad": (Net, adagrad),
+    "adam": (Tables, adam),  # torch has none for the weight of torch's own
+}
 MODES: dict[str, dict[str, Any]] = {
-    "sync": {},
-    "sync, split at run time": {
+    "split at run time": {
         "sync_mode": False,
         "completely_not_async": True,
         "runtime_split_send_recv": True,
@@ -153,35 +160,55 @@ def assert_equal(found: Played, expected: Played) -> None:
 # ---- equal to the bit ----
 
 
-@pytest.mark.parametrize(
-    ("trainers", "depth", "make", "mode"),
-    [
-        (1, 1, adagrad, "sync"),
-        (2, 1, adagrad, "sync"),
-        (2, 2, sgd, "sync"),
-        (2, 4, adagrad, "sync, split at run time"),
-        (1, 2, adagrad, "half-async"),
-        (1, 2, adagrad, "staleness"),
-        RARE(3, 3, adagrad, "sync"),
-        RARE(1, 4, sgd, "sync, split at run time"),
-    ],
-)
-def test_runs_read_the_same_rows(
-    servers: Servers, trainers: int, depth: int, make: Make, mode: str
+def assert_equal_ahead(
+    servers: Servers,
+    count: int,
+    trainers: int,
+    depth: int,
+    make: Make,
+    kind: type[nn.Module] = Net,
+    **fields: Any,
 ) -> None:
-    """Two tables, a weight of torch's own, dense layers; a table that is looked up twice, bags with
-    a padding, rows that steps change before they are read.
+    """Passes and loops whose rows are looked up ahead have the values of those without, and look up
+    as many rows.
     """
-    expected = play(servers(2), 0, trainers, make=make, **MODES[mode])
+    expected = play(servers(count), 0, trainers, kind, make, **fields)
     for how in (Player.passes, Player.loop):
-        found = play(servers(2), depth, trainers, make=make, how=how, **MODES[mode])
+        found = play(servers(count), depth, trainers, kind, make, how, **fields)
 
         assert_equal(found, expected)
         looked_up = expected.metrics["rows_looked_up"]
         own, ahead = found.metrics["rows_looked_up"], found.metrics["rows_ahead"]
         assert own + ahead == looked_up and ahead > looked_up / 3
-        if make is adagrad and mode.startswith("sync"):
+        if make is adagrad and (not fields or "completely_not_async" in fields):
             assert 0 < found.metrics["rows_awaited"] < ahead
+
+
+@crossed("equalities", rule=tuple(RULES), trainers=(1, 2, 4), depth=(1, 2, 4), count=(1, 2))
+def test_sync_programs_have_the_same_bits(
+    servers: Servers, rule: str, trainers: int, depth: int, count: int
+) -> None:
+    """Two tables, a weight of torch's own, dense layers; a table that is looked up twice, bags with
+    a padding, rows that steps change before they are read.
+    """
+    kind, make = RULES[rule]
+    assert_equal_ahead(servers, count, trainers, depth, make, kind)
+
+
+@pytest.mark.parametrize(
+    ("trainers", "depth", "make", "mode"),
+    [
+        (2, 4, adagrad, "split at run time"),
+        (1, 2, adagrad, "half-async"),
+        (1, 2, adagrad, "staleness"),
+        RARE(1, 4, sgd, "split at run time"),
+    ],
+)
+def test_runs_read_the_same_rows(
+    servers: Servers, trainers: int, depth: int, make: Make, mode: str
+) -> None:
+    """In the other modes that wait for others, and with a lookup op of each table."""
+    assert_equal_ahead(servers, 2, trainers, depth, make, **MODES[mode])
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -450,6 +477,38 @@ def test_a_pass_that_goes_on_is_not_read_ahead() -> None:
             break
 
     assert list(left) == [6, 7, 8]
+
+
+class Samples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Those of all batches, one by one."""
+
+    def __init__(self) -> None:
+        pairs = (zip(ids, y, strict=True) for ids, y in batches(STEPS))
+        self.samples = [{"ids": row, "y": label} for pair in pairs for row, label in pair]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return self.samples[index]
+
+
+def test_a_trainers_part_of_a_loader_is_read_ahead(servers: Servers) -> None:
+    """``fleet.shard`` of a DataLoader that shuffles, in a job of fleet's."""
+
+    def how(player: Player) -> None:
+        part = fleet.shard(torch.utils.data.DataLoader(Samples(), batch_size=8, shuffle=True))
+        for _ in range(2):
+            assert player.executor.train_from_dataset(player.program, part) == STEPS
+
+    fleet.init()
+    torch.manual_seed(1)
+    expected = play(servers(2), 0, how=how)
+    torch.manual_seed(1)
+    found = play(servers(2), 2, how=how)
+
+    assert_equal(found, expected)
+    assert found.metrics["rows_ahead"] > expected.metrics["rows_looked_up"] / 2
 
 
 def test_an_iterator_is_not_read_ahead(servers: Servers) -> None:
