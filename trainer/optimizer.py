@@ -25,6 +25,8 @@ from trainer.gradients.step import (
     clip_in_place,
     divided,
     hidden,
+    is_scaled,
+    stepped_here,
     tables_in,
     tell_scaler,
     unscale,
@@ -35,6 +37,7 @@ from transpiler.clip import ClipGradByValue, GradClip
 from transpiler.ir.rules import rule_of
 from transpiler.names.names import missing_member
 from transpiler.param_attr import unclipped
+from transpiler.plan.plan import Plan
 
 if TYPE_CHECKING:  # which bring the transports, and a job without servers has no use for them
     from trainer.communicator.communicator import Communicator
@@ -110,6 +113,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.early: PartialPlan | None = None
         self.lanes: tuple[int, ...] = ()  # those of the plan that take its steps
         self._first_group = 0
+        self._held: tuple[Plan | None, dict[str, bool]] = None, {}  # see stepped_here
         connect(self)
         if self._early is not None:
             self._send_early(self._early)
@@ -210,7 +214,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.dump is not None:
             self.dump.step(self.steps)
         if self._early is not None:
-            self._early.look(scaled=vars(self).get("found_inf") is not None)
+            self._early.look(scaled=is_scaled(self))
         overflow = self._overflowed()
         if self._merge is None:
             self._update(loss, overflow)
@@ -289,10 +293,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _overflowed(self) -> bool:
         """Whether a gradient of this trainer is not finite, where losses are scaled."""
-        gradients = self._gradients().values()
         if self.loss_scaling is not None:
-            return self.loss_scaling.overflowed(self, gradients)
-        return unscale(self, gradients)
+            return self.loss_scaling.overflowed(self, self._gradients().values())
+        return is_scaled(self) and unscale(self, self._gradients().values())
 
     def _gradients(self) -> Gradients:
         return {
@@ -300,6 +303,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         }
 
     def _clip_here(self) -> None:
+        if self.grad_clip is None:
+            return
         spared = {*(self._early or ()), *unclipped(self.param_groups)}
         gradients = {p: gradient for p, gradient in self._gradients().items() if p not in spared}
         clip_in_place(self.grad_clip, gradients, self.names)
@@ -323,7 +328,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not overflow:
             if not communicator.plan.clips_on_servers:
                 self._clip_here()
-            here, there = divided(self._gradients(), self.names, communicator.plan)
+            plan = communicator.plan
+            if self._held[0] is not plan:
+                self._held = plan, stepped_here(plan)
+            here, there = divided(self._gradients(), self.names, plan, self._held[1])
             if here:
                 self._once(communicator, partial(self._step_here, here))
             if self.dgc is not None:

@@ -118,7 +118,7 @@ class Step:
     @property
     def rows(self) -> int:
         """The number of rows of tables for which it has a gradient that was not used yet."""
-        return sum([len(each.ids) for each in self.row_gradients.values()])
+        return sum([each.ids.shape[0] for each in self.row_gradients.values()])
 
     @property
     def skipped(self) -> bool:

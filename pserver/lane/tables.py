@@ -215,7 +215,7 @@ class LockedTable:
         Raises:
             Refused: an id is outside of the table's range.
         """
-        out = torch.empty((len(ids), self.table.dim), dtype=self._computes_in)
+        out = torch.empty((ids.shape[0], self.table.dim), dtype=self._computes_in)
         counts = not (ahead and self._refreshed)
         with self._lock:
             try:

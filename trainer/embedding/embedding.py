@@ -338,7 +338,7 @@ class DistributedEmbedding(nn.Module):
         cache: the :class:`~trainer.embedding.rows.RowCache`; None: off.
         joined: asks for rows together with other tables; None: this one asks by itself.
         look_ahead: asks for rows of coming steps; None: it does not.
-        steps: of the optimizer, as :meth:`gradient` counts them.
+        steps: of the optimizer, as :meth:`gradient` counts them where rows are cached.
 
     Raises:
         TypeError: an argument is of the wrong kind or has another name, or a second one is given by
@@ -598,7 +598,8 @@ class DistributedEmbedding(nn.Module):
         return self.settings.whose()
 
     def gradient(self) -> RowGradient | None:
-        """Counts a step, and copies the pending gradient: the sum over all lookups, each id once.
+        """Ends a step's lookups, and copies the pending gradient: the sum over all lookups, each id
+        once.
 
         The script's changes of ``proxy.grad`` are made to the rows: see
         trainer/embedding/proxy.py.  The gradient stays pending, as ``p.grad`` does, until
@@ -607,7 +608,8 @@ class DistributedEmbedding(nn.Module):
         Returns:
             The copy, on the CPU; None where ``proxy.grad`` is None.
         """
-        self.steps += 1
+        if self.cache is not None:
+            self.steps += 1
         if self.joined is not None:
             self.joined.drop()
         return self.proxy.waiting()

@@ -74,22 +74,31 @@ def tables_in(plan: Plan, lanes: Sequence[int]) -> list[str]:
     return [table.name for table in plan.tables if table.lane in lanes]
 
 
+def stepped_here(plan: Plan) -> dict[str, bool]:
+    """Whether this process updates each parameter that servers hold by itself (the k-step
+    modes).
+    """
+    lanes = {index for index, lane in enumerate(plan.lanes) if lane.kind.steps_on_trainer}
+    return {each.name: each.lane in lanes for each in plan.placements if each.group is not None}
+
+
 def divided(
-    gradients: Gradients, names: Mapping[torch.Tensor, str], plan: Plan
+    gradients: Gradients, names: Mapping[torch.Tensor, str], plan: Plan, held: Mapping[str, bool]
 ) -> tuple[Gradients, Gradients]:
-    """The gradients of parameters that this process updates by itself (the k-step modes), and of
-    those that the servers update.
+    """The gradients of parameters that this process updates by itself, and of those that the
+    servers update.
+
+    Args:
+        held: of the plan, see :func:`stepped_here`.
 
     Raises:
         ValueError: a gradient is of a parameter that was in no group when the trainers joined.
     """
-    lanes = {index for index, lane in enumerate(plan.lanes) if lane.kind.steps_on_trainer}
-    held = {each.name: each.lane in lanes for each in plan.placements if each.group is not None}
     here: Gradients = {}
     there: Gradients = {}
     for parameter, gradient in gradients.items():
         name = names.get(parameter)
-        if name in held and (held[name] or name not in plan.averaged):
+        if name is not None and name in held and (held[name] or name not in plan.averaged):
             (here if held[name] else there)[parameter] = gradient
         elif name not in plan.averaged and not isinstance(parameter, ProxyParameter):
             said = f"of shape {list(parameter.shape)}" if name is None else repr(name)
@@ -105,6 +114,12 @@ def divided(
 #
 # A torch.amp.GradScaler beside a distributed optimizer: its scale is taken out of the gradients,
 # and a step that overflowed on another trainer is reported to it.
+
+
+def is_scaled(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a GradScaler takes the step, which says so in the optimizer."""
+    said = vars(optimizer)
+    return said.get("grad_scale") is not None or said.get("found_inf") is not None
 
 
 def unscale(optimizer: torch.optim.Optimizer, gradients: Iterable[torch.Tensor]) -> bool:
