@@ -22,15 +22,13 @@ import torch
 from torch import Tensor
 
 from pserver.onlookers import onlooker
+from trainer.gradients.step import compares, elements_of
 from transpiler.plan.plan import Plan
 
 if TYPE_CHECKING:
     from trainer.communicator.tables import Tables
 
 log = logging.getLogger(__name__)
-
-FIRST_STEPS, EVERY = 3, 1000  # elements are compared at steps 1 to 3, and at every 1,000th
-ELEMENTS = 1024  # of each gradient
 
 Noted = tuple[int, int]  # a gradient's identity and version
 
@@ -63,7 +61,7 @@ class GradientChanges:
         if gradient is not None:
             self._noted[name] = id(gradient), gradient._version
             if self._compares:
-                self._elements[name] = _elements(gradient).clone()
+                self._elements[name] = elements_of(gradient).clone()
 
     @onlooker("the watch for clipping", end=lambda watch: watch.close())
     def check(self) -> None:
@@ -72,7 +70,7 @@ class GradientChanges:
         self._noted.clear()
         self._elements.clear()
         self._steps += 1
-        self._compares = self._touched or self._steps < FIRST_STEPS or not (self._steps + 1) % EVERY
+        self._compares = self._touched or compares(self._steps + 1)
         if changed:
             log.warning(
                 "step %d: the gradient of %r was changed between backward and step: that acts on "
@@ -90,7 +88,7 @@ class GradientChanges:
         moved = (id(gradient), gradient._version) != noted
         if not moved and not self._compares:
             return False
-        if self._compares and not _differ(self._elements[name], _elements(gradient)):
+        if self._compares and not _differ(self._elements[name], elements_of(gradient)):
             self._touched |= moved
             return False
         return not moved or bool(gradient.any())  # zeros are what zero_grad leaves of such a batch
@@ -138,14 +136,6 @@ def changes_of(
             if table.lane in merging
         }
     return GradientChanges(watched, plan.trainers) if watched else None
-
-
-def _elements(gradient: Tensor) -> Tensor:
-    flat = gradient.detach()._values() if gradient.is_sparse else gradient.detach()
-    if flat.is_complex():
-        flat = torch.view_as_real(flat.resolve_conj())
-    flat = flat.reshape(-1)
-    return flat[:: max(1, flat.numel() // ELEMENTS)]
 
 
 def _differ(before: Tensor, now: Tensor) -> bool:

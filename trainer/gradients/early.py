@@ -8,20 +8,44 @@ whether it has found an infinity.  Then all that has left of the step is withdra
 longer than if nothing had left.  So nothing leaves early in the next step; after the next such step
 in the next two, then in four, up to ``MOST_RESTS``.
 
-Not seen is what moves no version: a write through ``.data``, and ``GradScaler.unscale_`` where the
-scaler does not take the step.  That is why ``overlap`` is off where nobody asks for it.
+A write through ``.data`` moves no version, nor does ``GradScaler.unscale_`` where the scaler does
+not take the step.  Scripts that do so do it from the first step on.  So some elements of each
+gradient are compared in the first steps, and in every 1,000th; where they differ, no gradient of
+the job leaves early again.  What comes later is not seen before the next 1,000th step: that is why
+``overlap`` is off where nobody asks for it.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+from trainer.gradients.step import compares, elements_of
 
 log = logging.getLogger(__name__)
 
 MOST_RESTS = 1024  # steps
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """A gradient as it has left; some of its elements, where they are compared."""
+
+    gradient: Tensor
+    version: int
+    elements: Tensor | None
+
+    def is_as_it_was(self) -> bool:
+        """Whether no element differs."""
+        now = elements_of(self.gradient)
+        return self.elements is not None and torch.equal(
+            self.elements.nan_to_num(), now.nan_to_num()
+        )
 
 
 class EarlyGradients:
@@ -35,9 +59,11 @@ class EarlyGradients:
 
     def __init__(self, withdraw: Callable[[], None]) -> None:
         self._withdraw = withdraw
-        self._left: dict[Tensor, tuple[Tensor, int]] = {}  # gradient and version, by parameter
+        self._left: dict[Tensor, _Left] = {}  # by parameter
+        self._steps = 0
         self._waits = False  # in this step nothing leaves any more
-        self._rests, self._longest = 0, 0  # steps in which nothing leaves: left, and the last time
+        # steps in which nothing leaves: the ones to come, and those of the last time
+        self._rests, self._longest = 0.0, 0.0
 
     def __iter__(self) -> Iterator[Tensor]:
         """Yields the parameters whose gradients have left."""
@@ -52,7 +78,8 @@ class EarlyGradients:
             self._take_back("a second backward has")
         if self._waits or self._rests:
             return False
-        self._left[parameter] = gradient, gradient._version
+        elements = elements_of(gradient).clone() if compares(self._steps + 1) else None
+        self._left[parameter] = _Left(gradient, gradient._version, elements)
         return True
 
     def look(self, scaled: bool) -> None:
@@ -63,9 +90,13 @@ class EarlyGradients:
         """
         if self._left and scaled:
             self._take_back("a GradScaler has")
-        for parameter, (gradient, version) in self._left.items():
-            if parameter.grad is not gradient or gradient._version != version:
+        for parameter, left in self._left.items():
+            if parameter.grad is not left.gradient or left.gradient._version != left.version:
                 self._take_back("clipping, or another write before step(), has")
+                return
+            if left.elements is not None and not left.is_as_it_was():
+                self._take_back("a write through .data has")
+                self._longest = math.inf
                 return
 
     def _take_back(self, who: str) -> None:
@@ -78,12 +109,13 @@ class EarlyGradients:
         self._withdraw()
         self._left.clear()
         self._waits = True
-        self._longest = min(2 * self._longest or 1, MOST_RESTS)
+        self._longest = min(2 * self._longest or 1.0, MOST_RESTS)
 
     def end(self) -> None:
         """Ends the step: all gradients have been sent."""
+        self._steps += 1
         self._left.clear()
-        self._rests = self._longest if self._waits else max(self._rests - 1, 0)
+        self._rests = self._longest if self._waits else max(self._rests - 1, 0.0)
         self._waits = False
 
     def forget(self) -> None:

@@ -110,6 +110,29 @@ def divided(
     return here, there
 
 
+# ---- changes ----
+#
+# What shows that a script has written to a gradient in a way that moves no version.
+
+
+FIRST_STEPS, EVERY = 3, 1000  # elements are compared at steps 1 to 3, and at every 1,000th
+ELEMENTS = 1024  # of each gradient
+
+
+def compares(step: int) -> bool:
+    """Whether elements of gradients are compared in a step; the first is 1."""
+    return step <= FIRST_STEPS or not step % EVERY
+
+
+def elements_of(gradient: Tensor) -> Tensor:
+    """Some elements of a gradient, [n], of real numbers: a view, where it can be."""
+    flat = gradient.detach()._values() if gradient.is_sparse else gradient.detach()
+    if flat.is_complex():
+        flat = torch.view_as_real(flat.resolve_conj())
+    flat = flat.reshape(-1)
+    return flat[:: max(1, flat.numel() // ELEMENTS)]
+
+
 # ---- overflow ----
 #
 # A torch.amp.GradScaler beside a distributed optimizer: its scale is taken out of the gradients,

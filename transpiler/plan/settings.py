@@ -589,8 +589,8 @@ A_SYNC_CONFIGS = table(
         False,
         flag(),
         "Gradients leave while backward runs.  Where a second backward, clipping or a GradScaler "
-        "changes them before ``step()``, they are sent again; writes through ``.data`` are not "
-        "seen.",
+        "changes them before ``step()``, they are sent again; writes through ``.data`` are "
+        "looked for in the first steps.",
         _names(mode for mode in EVERY_MODE if not mode.steps_on_trainer),
     ),
     Setting(

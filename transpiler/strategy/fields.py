@@ -100,7 +100,8 @@ class ASyncConfigs(TypedDict, total=False):
     """The mode of each parameter, by the first pattern that its name matches."""
     overlap: bool
     """Gradients leave while backward runs.  Where a second backward, clipping or a GradScaler
-    changes them before ``step()``, they are sent again; writes through ``.data`` are not seen."""
+    changes them before ``step()``, they are sent again; writes through ``.data`` are looked for
+    in the first steps."""
     embeddings: list[str] | tuple[str, ...] | None
     """Patterns of names of embedding modules whose rows move to the servers."""
     k_step: int

@@ -64,6 +64,7 @@ def test_overlap_sends_gradients_while_backward_runs(servers: Servers) -> None:
 # ---- gradients that are changed after they have left ----
 
 Backward = Callable[[], None]
+Touch = Callable[[nn.Module, Backward], None]
 
 
 def _second(model: nn.Module, backward: Backward) -> None:
@@ -79,6 +80,11 @@ def _clipped(model: nn.Module, backward: Backward) -> None:
 def _clamped(model: nn.Module, backward: Backward) -> None:
     backward()
     first(model).grad.clamp_(-1e-3, 1e-3)  # type: ignore[union-attr]  # backward has made it
+
+
+def _data_clamped(model: nn.Module, backward: Backward) -> None:
+    backward()
+    first(model).grad.data.clamp_(-1e-3, 1e-3)  # type: ignore[union-attr]  # backward has made it
 
 
 def _replaced(model: nn.Module, backward: Backward) -> None:
@@ -103,7 +109,7 @@ def _interrupted(model: nn.Module, backward: Backward) -> None:
     backward()
 
 
-TOUCHES: dict[str, Callable[[nn.Module, Backward], None]] = {
+TOUCHES: dict[str, Touch] = {
     "a second backward": _second,
     "clip_grad_norm_": _clipped,
     "clamp_": _clamped,
@@ -119,7 +125,11 @@ def first(model: nn.Module) -> nn.Parameter:
 
 
 def train(
-    model: nn.Module, optimizer: Any, touch: str, touched: Collection[int], drain: Callable[[], Any]
+    model: nn.Module,
+    optimizer: Any,
+    touch: Touch,
+    touched: Collection[int],
+    drain: Callable[[], Any],
 ) -> nn.Module:
     """Steps, of which some change their gradients."""
     for step, (x, y) in enumerate(batches(8)):
@@ -129,7 +139,7 @@ def train(
             F.cross_entropy(model(x), y).backward()
 
         if step in touched:
-            TOUCHES[touch](model, backward)
+            touch(model, backward)
         else:
             backward()
         optimizer.step()
@@ -163,11 +173,24 @@ def test_what_a_gradient_holds_at_the_step_counts(
         early.append(parameter in set(optimizer._early))
 
     first(mine).register_post_accumulate_grad_hook(noted)  # type: ignore[no-untyped-call]  # torch's own
-    train(mine, optimizer, touch, touched, drain)
+    train(mine, optimizer, TOUCHES[touch], touched, drain)
 
-    assert_equal(mine, train(reference, adam(reference), touch, touched, lambda: None))
+    assert_equal(mine, train(reference, adam(reference), TOUCHES[touch], touched, lambda: None))
     assert len([r for r in caplog.records if "leave overlap off" in r.getMessage()]) == 1
     assert early[0] and early[-1] and not all(early)
+
+
+def test_who_writes_through_data_sends_nothing_early_again(
+    servers: Servers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the first step it is found, and later ones need no look."""
+    mine, reference = net(), net()
+    optimizer = joined(servers(1), mine, adam(mine), overlap=True, modes={"*": "sync"})
+    train(mine, optimizer, _data_clamped, range(8), optimizer.communicator.drain)
+
+    assert_equal(mine, train(reference, adam(reference), _data_clamped, range(8), lambda: None))
+    assert "a write through .data has changed" in caplog.text
+    assert optimizer.communicator.metrics()["reconnects"] == 1
 
 
 @pytest.mark.parametrize("finite", [True, False])
