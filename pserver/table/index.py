@@ -652,7 +652,8 @@ class Layout:
 
 PARTS = 256
 KEYS = PARTS * PART_SPAN  # of ids: see :meth:`Index.within`
-FIRST = 16  # entries of the smallest part at first
+# entries of the smallest part at first: it has a page of memory in any case
+FIRST = 128
 SIDE = 2**23  # entries that are reserved for a side
 # entries that a side has beyond its part's size, at least; runs and searches need ``MOST_PROBES``
 ROOM = 2**12
@@ -701,16 +702,13 @@ class Index:
     def _reset(self) -> None:
         # how often each part has grown; each begins a little larger than the one before
         self._grown = np.arange(PARTS) / PARTS
-        self._sizes = self._sizes_of(self._grown)
+        self._sizes = (FIRST * 1.5**self._grown).astype(np.int64)
         self._seeds: Array | None = None
         self._which = np.zeros(PARTS, np.int64)
         self._base = 2 * self._side * np.arange(PARTS, dtype=np.int64)
         self._counts, self._reach = np.zeros(PARTS, np.int64), np.zeros(PARTS, np.int64)
         self._heads = np.array([-1, 0], np.int64)
         self._count = 0
-
-    def _sizes_of(self, grown: Array) -> Array:
-        return (FIRST * 1.5**grown).astype(np.int64)
 
     def __len__(self) -> int:
         return self._count
@@ -796,7 +794,7 @@ class Index:
 
     def _grow(self, part: int) -> None:
         self._grown[part] += 1
-        size = int(self._sizes_of(self._grown[part]))
+        size = int(FIRST * 1.5 ** float(self._grown[part]))
         if size + max(ROOM, size // 64) > self._side:
             self._widen()
         self._move(part, size)
