@@ -3,9 +3,10 @@
 [Note: memory may come from a stranger]  A process that maps a file dies of a bus error when another
 process shortens the file.  So the end that makes a memory file seals its size, and the end that
 takes it checks the seals before it maps.  The pages are allocated when the file is made: if there
-is no room for them, that is an error at once, and not a crash later.  A mapping that can only be
-read protects nothing, as a process that has the descriptor can map it again.  So a file that others
-must not write is sealed against that, too: only a mapping from before the seal can write to it.
+is no room for them, that is an error at once, and not a crash later.  Pages that are given back
+are allocated in the same way before they are used again.  A mapping that can only be read protects
+nothing, as a process that has the descriptor can map it again.  So a file that others must not
+write is sealed against that, too: only a mapping from before the seal can write to it.
 """
 
 from __future__ import annotations
@@ -116,6 +117,7 @@ def totals(counts: Iterable[ByteCounters], plan: Plan) -> dict[str, dict[str, in
 
 
 F_SEAL_FUTURE_WRITE = 0x10  # linux/fcntl.h; Python 3.11 has no name for it
+MADV_POPULATE_WRITE = 23  # linux/mman.h, from Linux 5.14 on; likewise
 
 
 def make(size: int) -> int:
@@ -166,6 +168,38 @@ def attach(descriptor: int, size: int, writable: bool = True) -> memoryview:
     return memoryview(
         mmap.mmap(descriptor, size, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0), access)
     )
+
+
+def allocate_pages(memory: memoryview) -> None:
+    """Allocates the pages of a part of a mapped file that are not there.
+
+    Args:
+        memory: of :func:`attach`, writable; it begins and ends with a page.
+
+    Raises:
+        OSError: there is no room for them, or this system cannot tell.
+    """
+    _advise(memory, MADV_POPULATE_WRITE)
+
+
+def free_pages(memory: memoryview) -> None:
+    """Gives the pages of a part of a mapped file back to the system, for all processes.  What was
+    there is 0; :func:`allocate_pages` comes before the next use.
+
+    Args:
+        memory: as of :func:`allocate_pages`.
+
+    Raises:
+        OSError: this system cannot.
+    """
+    _advise(memory, getattr(mmap, "MADV_REMOVE", -1))
+
+
+def _advise(memory: memoryview, advice: int) -> None:
+    mapping = memory.obj
+    assert isinstance(mapping, mmap.mmap), "memory of attach()"
+    begin = address_of(memory) - address_of(memoryview(mapping))
+    mapping.madvise(advice, begin, memory.nbytes)
 
 
 def address_of(memory: memoryview) -> int:

@@ -140,6 +140,11 @@ class SocketReader:
 # A slot is as long as the payload in it.  It stands behind the slot before it, or at the
 # direction's begin where the rest is too short.  Both ends compute the same places, so they only
 # tell each other how many slots were filled, how long they are, and how many were read.
+#
+# Initial values come in slots; the steps of a lane whose tensors have zones may need none.  So a
+# direction in which many frames have gone past the slots gives their pages back.  The end that
+# fills them does so: it knows that no slot is in use, and none will be before it allocates them
+# again, all at once.
 
 
 SLOT_BYTES = 2**21  # of the longest slot: a frame of frames.CHUNK_BYTES
@@ -149,6 +154,9 @@ SLOTS = 2
 DIRECTION_BYTES = SLOTS * SLOT_BYTES
 SEGMENT_BYTES = 2 * DIRECTION_BYTES
 ALIGNMENT = 64  # of a slot's begin: a cache line of the processor
+# frames past the slots, after which their pages are given back.  Twice as many after each time: to
+# give them back and get them again takes up to 3 ms
+UNUSED_FRAMES = 64
 
 
 def make() -> int:
@@ -189,6 +197,8 @@ class SlotRing:
         # bytes of each slot in use, with those that had to be skipped before it
         self._taken: deque[int] = deque()
         self._left = DIRECTION_BYTES
+        self._unused, self._patience = 0, UNUSED_FRAMES  # frames past the slots
+        self._there = True  # the pages
 
     @property
     def used(self) -> int:
@@ -218,6 +228,30 @@ class SlotRing:
         """Frees the slots that were taken first."""
         for _ in range(slots):
             self._left += self._taken.popleft()
+
+    def passed(self) -> bool:
+        """Notes a frame past the slots; whether their pages are due to be given back."""
+        self._unused += 1
+        return self._there and self._unused >= self._patience
+
+    def give_back(self) -> None:
+        """Gives the pages back, none of which is in use; at the end that fills the slots."""
+        self._unused, self._patience = 0, 2 * self._patience
+        with suppress(OSError):  # of a system that cannot do both
+            memory_file.allocate_pages(self._memory)  # which are there
+            memory_file.free_pages(self._memory)
+            self._there = False
+
+    def allocate(self) -> None:
+        """Makes the pages be there, before a slot is filled.
+
+        Raises:
+            OSError: there is no room for them.
+        """
+        self._unused = 0
+        if not self._there:
+            memory_file.allocate_pages(self._memory)
+            self._there = True
 
     def release(self) -> None:
         """Drops the memory; it stays mapped while views of it live."""
@@ -319,25 +353,47 @@ class ShmStream(SocketStream):
         size = sum(buffer.nbytes for buffer in buffers)
         if size and self._takes_zone(header, buffers, size):
             self._out.sendall(PRELUDE.pack(IN_ZONE, len(head), size) + head)
+            self._pass_slots()
             return
         check_size(head, size)
         if size <= INLINE_BYTES:
             self._out.sendall(b"".join((PRELUDE.pack(INLINE, len(head), size), head, *buffers)))
+            self._pass_slots()
         else:
             self._send_in_slots(PRELUDE.pack(IN_SLOTS, len(head), size) + head, buffers, size)
 
     def _send_in_slots(self, message: bytes, buffers: Sequence[memoryview], size: int) -> None:
         """Copies a payload into slots; ``message`` announces the first of them."""
         source = BufferReader(buffers)
+        self._filling.allocate()
         for filled in slots_of(size):
             while not self._filling.has_room(filled):
-                freed = self._out.recv(MAX_FREED)
-                if not freed or len(freed) > self._filling.used:
-                    raise ConnectionError("the peer is gone")
-                self._filling.free(len(freed))
+                self._take_freed()
             source.fill(self._filling.next_slot(filled))
             self._out.sendall(message)
             message = FILLED
+
+    def _pass_slots(self) -> None:
+        """Notes that a frame did not need slots: see "shm ring" above."""
+        if not self._filling.passed():
+            return
+        while self._filling.used:
+            try:
+                self._take_freed(socket.MSG_DONTWAIT)
+            except BlockingIOError:  # the peer still reads
+                return
+        self._filling.give_back()
+
+    def _take_freed(self, flags: int = 0) -> None:
+        """Takes slots back that the peer has read.
+
+        Raises:
+            OSError: the peer is gone.
+        """
+        freed = self._out.recv(MAX_FREED, flags)
+        if not freed or len(freed) > self._filling.used:
+            raise ConnectionError("the peer is gone")
+        self._filling.free(len(freed))
 
     def _takes_zone(self, header: Frame, buffers: Sequence[memoryview], size: int) -> bool:
         zones = self._zones.get(header.kind)

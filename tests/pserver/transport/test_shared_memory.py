@@ -5,6 +5,7 @@ end at a time.
 from __future__ import annotations
 
 import array
+import errno
 import fcntl
 import os
 import random
@@ -16,14 +17,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import Queue
 from threading import Event
 
 import pytest
 
 from pserver.errors import CorruptFrame, Unreachable
-from pserver.transport import shm
+from pserver.transport import memory, shm
 from pserver.transport.registry import suited
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import HELLO, VALUE, Frame
@@ -186,8 +187,8 @@ def test_slots_are_as_long_as_what_they_hold() -> None:
     """Both ends find the same places whatever the sizes are; no two slots in use overlap, and a
     full direction takes no more.
     """
-    memory, draw = memoryview(bytearray(shm.DIRECTION_BYTES)), random.Random(0)
-    writer, reader = shm.SlotRing(memory), shm.SlotRing(memory)
+    slots, draw = memoryview(bytearray(shm.DIRECTION_BYTES)), random.Random(0)
+    writer, reader = shm.SlotRing(slots), shm.SlotRing(slots)
     waiting: list[tuple[int, int]] = []  # size, mark
     for mark in range(2000):
         size = draw.choice((1, 65, 300_000, shm.SLOT_BYTES - 1, shm.SLOT_BYTES))
@@ -201,6 +202,121 @@ def test_slots_are_as_long_as_what_they_hold() -> None:
         slot[0] = slot[-1] = mark % 251
         waiting.append((size, mark % 251))
         assert len(waiting) == writer.used
+
+
+# ---- pages ----
+
+
+def slot_files() -> dict[int, int]:
+    """The bytes that the slots of this process' streams take, by file."""
+    files = {}
+    for name in os.listdir("/dev/fd"):
+        with suppress(OSError):  # the descriptor of the listing itself
+            found = os.stat(f"/dev/fd/{name}")
+            if found.st_size == shm.SEGMENT_BYTES:
+                files[found.st_ino] = 512 * found.st_blocks
+    return files
+
+
+def echo(stream: Stream) -> None:
+    """Sends back what comes."""
+    while (got := stream.receive()) is not None:
+        stream.send(Frame(kind=VALUE), [bytes(got[1])])
+
+
+@contextmanager
+def connected(
+    handle: Callable[[Stream], None],
+) -> Iterator[tuple[shm.ShmStream, Callable[[], int]]]:
+    """A stream to such a handler, and what gives the bytes that its slots take."""
+    others = slot_files()
+    listener = shm.listen(handle)
+    stream = shm.connect("127.0.0.1", listener.port, timeout_seconds=SECONDS)
+    (own,) = slot_files().keys() - others.keys()
+    try:
+        yield stream, lambda: slot_files()[own]
+    finally:
+        stream.cancel()
+        listener.close(1.0)
+
+
+def answered(stream: Stream, payload: bytes, times: int = 1) -> bool:
+    """Whether as many frames come back as they went."""
+    for _ in range(times):
+        stream.send(Frame(kind=VALUE), [payload])
+        got = stream.receive()
+        if got is None or bytes(got[1]) != payload:
+            return False
+    return True
+
+
+LARGE = random.Random(0).randbytes(shm.SLOT_BYTES + 100_000)
+
+
+def test_slots_that_no_frame_needs_go_back() -> None:
+    """At both ends, after some frames past them; then large frames bring them again, and they stay
+    for longer.
+    """
+    with connected(echo) as (stream, slot_bytes):
+        assert answered(stream, LARGE) and slot_bytes() == shm.SEGMENT_BYTES
+        assert answered(stream, b"small", shm.UNUSED_FRAMES)
+        assert until(lambda: slot_bytes() == 0)
+        assert answered(stream, LARGE) and slot_bytes() == shm.SEGMENT_BYTES
+        assert answered(stream, b"small", 2 * shm.UNUSED_FRAMES - 1)
+        assert slot_bytes() == shm.SEGMENT_BYTES
+        assert answered(stream, b"small") and until(lambda: slot_bytes() == 0)
+
+
+def test_slots_in_turn_with_small_frames_stay() -> None:
+    """Frames past the slots count from the last one in them."""
+    with connected(echo) as (stream, slot_bytes):
+        for _ in range(3):
+            assert answered(stream, LARGE) and answered(stream, b"small", shm.UNUSED_FRAMES - 1)
+            assert slot_bytes() == shm.SEGMENT_BYTES
+
+
+def test_a_slot_that_is_not_read_yet_does_not_go_back() -> None:
+    """However many frames go past it: what is in it arrives."""
+    sent, seen = Event(), Queue[bytes]()
+
+    def handle(stream: Stream) -> None:
+        sent.wait(SECONDS)
+        while (got := stream.receive()) is not None:
+            seen.put(bytes(got[1]))
+
+    with connected(handle) as (stream, _):
+        stream.send(Frame(kind=VALUE), [LARGE[: shm.SLOT_BYTES]])
+        for _ in range(shm.UNUSED_FRAMES + 1):
+            stream.send(Frame(kind=VALUE), [b"small"])
+        sent.set()
+        assert seen.get(timeout=SECONDS) == LARGE[: shm.SLOT_BYTES]
+
+
+def test_slots_that_have_no_room_any_more_break_the_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The sender says so, and does not write to pages that are not there."""
+    with connected(echo) as (stream, slot_bytes):
+        assert answered(stream, b"small", shm.UNUSED_FRAMES) and until(lambda: slot_bytes() == 0)
+        monkeypatch.setattr(memory, "allocate_pages", refused)
+        with pytest.raises(Unreachable, match="Cannot allocate memory"):
+            stream.send(Frame(kind=VALUE), [LARGE])
+
+
+def test_where_pages_cannot_come_again_none_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an older system all slots stay."""
+    monkeypatch.setattr(memory, "allocate_pages", refused)
+    with connected(echo) as (stream, slot_bytes):
+        assert answered(stream, b"small", 2 * shm.UNUSED_FRAMES) and answered(stream, LARGE)
+        assert slot_bytes() == shm.SEGMENT_BYTES
+
+
+def refused(part: memoryview) -> None:
+    """A system without room."""
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+
+# ---- strangers ----
 
 
 def unsealed() -> int:
