@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from jobs import SGD, wide_batch, wide_model
-from processes import READY
+from processes import READY, memory_bytes
 from torch import nn
 
 
@@ -50,6 +50,16 @@ def timed(
         return time.perf_counter() - began
 
     return run
+
+
+def held_memory() -> int:
+    """Bytes that this process holds, without the holes of its heap: where malloc puts gradients
+    differs from run to run, and these by more than all that a trainer needs.
+    """
+    from pserver.telemetry.memory import trim_memory
+
+    trim_memory()
+    return memory_bytes(os.getpid())
 
 
 # ---- bytes ----
@@ -223,12 +233,10 @@ def loop(model: nn.Module, optimizer: Any, width: int, rows: int = 16) -> Callab
 
 def plain(width: int) -> None:
     """The plain loop; "memory" says what the process holds."""
-    from processes import memory_bytes
-
     model = wide_model(width)
     run = timed(loop(model, torch.optim.SGD(model.parameters(), **SGD), width))
     say(READY)
-    answer(lambda line: memory_bytes(os.getpid()) if line == "memory" else run(line))
+    answer(lambda line: held_memory() if line == "memory" else run(line))
 
 
 def plain_on_gpu(width: int, rows: int, copied: int) -> None:
@@ -299,8 +307,6 @@ def trainer(
 
     Lines: a number of steps; "drain", which waits until every step has been applied; "memory".
     """
-    from processes import memory_bytes
-
     from trainer import fleet
     from transpiler import DistributedStrategy
 
@@ -326,7 +332,7 @@ def trainer(
 
     def ask(line: str) -> object:
         if line == "memory":
-            return memory_bytes(os.getpid())
+            return held_memory()
         took = run(line)
         began = time.perf_counter()
         if configs:

@@ -43,8 +43,8 @@ TRAINER_MEMORY = Promise(
     1.5,
     "MB",
     most=True,
-    setting="async with the default queue, beyond the plain loop; 16 MB model of two wide layers, "
-    "batch 16, SGD, 1 thread each",
+    setting="async with the default queue, beyond the plain loop, without the holes of both heaps; "
+    "16 MB model of two wide layers, batch 16, SGD, 1 thread each",
 )
 PROMISES = (CPU, SERVER_MEMORY, TRAINER_MEMORY)
 MB = 1e6
@@ -119,9 +119,7 @@ def _server_memory(shape: list[int]) -> Row:
 
 
 def _trainer_memory(width: int, runs: int) -> Row:
-    """Medians of pairs: where malloc puts gradients differs from run to run by half of them, in the
-    plain loop too.
-    """
+    """Medians of pairs."""
     beyond = statistics.median(_beyond(width) for _ in range(runs))
     return Row(TRAINER_MEMORY, beyond / MB, 2 * width * (width // 2) * 4 / MB, runs)
 
