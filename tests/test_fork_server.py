@@ -26,6 +26,11 @@ sys.exit(int(sys.argv[2]))
 SHOWN = """
 import atexit, os, sys, threading
 import __main__
+class Last:
+    def __del__(self, write=os.write):
+        write(1, b"gone\\n")
+LAST, FILE = Last(), open(f"written by {os.getpid()}", "w")
+FILE.write("written")
 atexit.register(print, "at exit")
 print(sys.argv, __name__, __file__ if "__file__" in globals() else "no file")
 print(sys.path[0], os.getcwd(), __main__.SHOWN, os.environ["SAID"], sys.stdin.readline().strip())
@@ -41,7 +46,9 @@ pytestmark = pytest.mark.processes
 def test_what_a_process_sees_is_what_an_interpreter_shows_it(
     way: str, unbuffered: str, tmp_path: Path
 ) -> None:
-    """Arguments, ``__main__``, paths, environment, input, threads; and how it ends."""
+    """Arguments, ``__main__``, paths, environment, input, threads; and how it ends, with its
+    objects and files.
+    """
     (tmp_path / "shown.py").write_text("SHOWN = 3\n" + SHOWN)
     words = {"script": ["shown.py"], "-c": ["-c", "SHOWN = 3\n" + SHOWN], "-m": ["-m", "shown"]}[
         way
@@ -69,10 +76,12 @@ def test_what_a_process_sees_is_what_an_interpreter_shows_it(
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write("told\n")
         process.stdin.close()
-        found.append((process.stdout.read(), process.wait(60)))
+        end = process.stdout.read(), process.wait(60)
+        found.append((*end, (tmp_path / f"written by {process.pid}").read_text()))
         process.stdout.close()
 
-    assert found[0] == found[1] and found[0][1] == 5
+    assert found[0] == found[1] and found[0][1:] == (5, "written")
+    assert "at exit" in found[0][0] and "gone" in found[0][0]
 
 
 def test_signals_reach_it_and_it_ends_by_them(tmp_path: Path) -> None:

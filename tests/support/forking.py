@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import ctypes
 import gc
 import io
 import json
@@ -24,17 +25,20 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, TextIO
 
 BYTES = 1 << 18  # of a message, at most
+INSTALLED = f"{os.sep}site-packages{os.sep}"
 LAUNCH = ["-m", "pserver", "launch"]
 
 
 def serve(descriptor: int) -> None:
     """Forks for whom is at the other end of a socket; returns in a child, when it is to end."""
+    kept: dict[str, Any] = {}
+    atexit.register(_leave, kept)  # before any other, so that it is called last
     import numpy as np
     import torch
 
@@ -43,9 +47,28 @@ def serve(descriptor: int) -> None:
 
     torch.optim.SGD([torch.zeros(1)])  # which imports torch._dynamo
     order_of(np.arange(2), np.empty(2, np.uint64))  # which lets numba begin
+    kept |= _installed() | {"itself": kept}  # a cycle that is frozen stays
     gc.collect()
     gc.freeze()  # children share the pages
     _fork(socket.socket(fileno=descriptor))
+
+
+def _installed() -> dict[str, ModuleType]:
+    """The modules so far that are neither Python's nor ours."""
+    places = {name: getattr(each, "__file__", None) or "" for name, each in sys.modules.items()}
+    packages = {name.partition(".")[0] for name, place in places.items() if INSTALLED in place}
+    return {name: each for name, each in sys.modules.items() if name.partition(".")[0] in packages}
+
+
+def _leave(kept: Iterable[str]) -> None:
+    """Lets a process end without taking modules of these names apart, and without the destructors
+    of libraries: both write to the pages that it shares, for a quarter of a second.
+    """
+    for name in kept:
+        sys.modules.pop(name, None)
+    library = ctypes.CDLL(None)
+    library.fflush(None)
+    library.on_exit(library._exit, None)
 
 
 def _fork(asker: socket.socket) -> None:
