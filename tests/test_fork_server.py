@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fork_server import FORK_SERVER, Forked, started
+from tests.support.fork_server import FORK_SERVER, Forked, finished, started
 from tests.support.processes import Processes
 from tests.support.waiting import eventually
 
@@ -103,6 +103,17 @@ def test_what_an_interpreter_reads_when_it_begins_makes_another_interpreter(tmp_
     for words, more in ((["-c", "pass"], {"PYTHONHASHSEED": "3"}), (["-m", "pserver"], {})):
         with started(words, {**os.environ, **more}, tmp_path) as process:
             assert isinstance(process, subprocess.Popen)
+
+
+@pytest.mark.parametrize("more", [{}, {"PYTHONHASHSEED": "3"}])
+def test_a_process_at_its_end_has_said_what_it_has_to(more: dict[str, str], tmp_path: Path) -> None:
+    """On each of its streams, forked or not; what does not end in time is killed."""
+    script = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"
+    done = finished(["-c", script], {**os.environ, **more}, tmp_path)
+    with pytest.raises(subprocess.TimeoutExpired):
+        finished(["-c", "import signal; signal.pause()"], {**os.environ, **more}, seconds=0.1)
+
+    assert (done.returncode, done.stdout, done.stderr) == (3, "out\n", "err\n")
 
 
 LAUNCH = ("-m", "pserver", "launch", "--nccl2", "--trainers", "1", "shown.py")

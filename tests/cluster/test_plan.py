@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from pserver.launcher.planning.cost import Figures
-from tests.support.load import run
+from tests.support.fork_server import finished
 
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[2]
+PLAN = ("-m", "pserver", "plan")
 
 SCRIPT = """
 import sys, torch
@@ -28,13 +28,7 @@ print("trained")
 
 
 def plan(*words: str) -> subprocess.CompletedProcess[str]:
-    return run(
-        [sys.executable, "-m", "pserver", "plan", *words],
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
+    return finished([*PLAN, *words], seconds=90.0)
 
 
 def test_plan_prints_the_split_bytes_and_memory_and_starts_nothing(tmp_path: Path) -> None:
@@ -191,7 +185,7 @@ def test_what_the_page_says_of_many_hosts_is_what_the_command_says(
 )
 def test_mistakes_are_one_line(words: tuple[str, ...], status: int) -> None:
     """No traceback, and the usual exit statuses."""
-    done = plan(*words)
+    done = finished(["-u", *PLAN, *words])  # by an interpreter, as it needs no torch
 
     assert done.returncode == status
     assert len(done.stderr.splitlines()) == 1

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from tempfile import TemporaryFile
 from typing import IO
 
 from tests.support.forking import BYTES
@@ -29,8 +30,8 @@ ROOT = Path(__file__).parents[2]
 SERVE = "import sys; from tests.support.forking import serve; serve(int(sys.argv[1]))"
 # what is read when an interpreter begins, or a library that is imported
 EARLY = ("PYTHON", "LD_", "OMP_", "MKL_", "TORCH_", "NUMBA_", "GRPC_", "CUDA_", "MALLOC_")
-# which import torch; launch does not, and what it starts does
-TORCH = {("-m", "pserver", command) for command in ("serve", "replay", "launch")}
+# which import torch; launch and plan do not, and what they start does
+TORCH = {("-m", "pserver", command) for command in ("serve", "replay", "launch", "plan")}
 OWN = ("PYTHONPATH", "PYTHONUNBUFFERED")  # of these, which a child reads by itself
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 ENVIRONMENT = {
@@ -210,10 +211,66 @@ def started(
     )
 
 
+def finished(
+    arguments: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    cwd: Path = ROOT,
+    *,
+    seconds: float = SECONDS,
+) -> subprocess.CompletedProcess[str]:
+    """``python ARGUMENTS``, forked where it can be, at its end; it has no input.
+
+    Args:
+        environment: in place of this process's; it runs on one thread in any case.
+        seconds: it has ended by then.
+
+    Returns:
+        its status, and what it has said on its two streams.
+
+    Raises:
+        subprocess.TimeoutExpired: it goes on; it is killed.
+    """
+    environment = {**(os.environ if environment is None else environment), **ONE_THREAD}
+    with (
+        TemporaryFile("w+") as stdout,
+        TemporaryFile("w+") as stderr,
+        open(os.devnull) as nothing,
+    ):
+        if forks(arguments, environment):
+            streams = [nothing.fileno(), stdout.fileno(), stderr.fileno()]
+            process: Forked | subprocess.Popen[str]
+            process = FORK_SERVER.order(arguments, environment, str(cwd), streams)
+        else:
+            process = subprocess.Popen(
+                [sys.executable, *arguments],
+                cwd=cwd,
+                env=environment,
+                stdin=nothing,
+                stdout=stdout,
+                stderr=stderr,
+                text=True,
+            )
+        try:
+            status = patiently(process.wait, seconds)
+        finally:
+            process.kill()
+            patiently(process.wait, SECONDS)
+        stdout.seek(0)
+        stderr.seek(0)
+        return subprocess.CompletedProcess(
+            [sys.executable, *arguments], status, stdout.read(), stderr.read()
+        )
+
+
 def early(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that an interpreter reads when it begins."""
-    return {
+    """The variables that an interpreter reads when it begins; MKL has OpenMP's number of threads
+    unless it is told another one.
+    """
+    found = {
         name: value
         for name, value in environment.items()
         if name.startswith(EARLY) and name not in OWN
     }
+    if found.get("MKL_NUM_THREADS") == found.get("OMP_NUM_THREADS"):
+        found.pop("MKL_NUM_THREADS", None)
+    return found

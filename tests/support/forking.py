@@ -5,8 +5,8 @@ A child is what ``python ARGUMENTS`` begins as, with those imports done: it has 
 directory, the environment, the standard streams and the ``__main__`` that it would have, and it
 ends as the interpreter ends.  No thread has run before the fork.
 
-``pserver launch`` forks once more when it begins, before it has threads: into a fork server of its
-own, which begins its trainers and servers.
+``pserver launch`` and ``pserver plan`` fork once more when they begin, before they have threads:
+into a fork server of their own, which begins their trainers and servers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any, TextIO
 
 BYTES = 1 << 18  # of a message, at most
 INSTALLED = f"{os.sep}site-packages{os.sep}"
-LAUNCH = ["-m", "pserver", "launch"]
+START = (["-m", "pserver", "launch"], ["-m", "pserver", "plan"])  # other processes of Python
 
 
 def serve(descriptor: int) -> None:
@@ -112,9 +112,9 @@ def _report(asker: socket.socket) -> None:
         asker.send(json.dumps(said).encode())
 
 
-def _launches() -> bool:
-    """Lets ``pserver launch``, which this process is to be, fork its trainers and servers; returns
-    whether this is one of them, at its end.
+def _starts() -> bool:
+    """Lets the command that this process is to be fork its trainers and servers; returns whether
+    this is one of them, at its end.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if (pid := os.fork()) == 0:
@@ -125,6 +125,7 @@ def _launches() -> bool:
     atexit.register(os.waitpid, pid, 0)
     atexit.register(ours.shutdown, socket.SHUT_RDWR)
     from pserver.launcher import processes
+    from pserver.launcher.planning import plan
     from tests.support.fork_server import ForkServer, forks
 
     server = ForkServer(ours)
@@ -134,13 +135,28 @@ def _launches() -> bool:
         if environment is None or not forks(command[1:], environment):
             return subprocess.Popen(command, **named)
         with open(os.devnull) as nothing:
-            streams = [nothing.fileno(), named["stdout"], named["stderr"]]
+            stdout = _number(named.get("stdout"), 1)
+            stderr = named.get("stderr")
+            errors = stdout if stderr == subprocess.STDOUT else _number(stderr, 2)
+            streams = [nothing.fileno(), stdout, errors]
             return server.order(command[1:], environment, os.getcwd(), streams, group)
 
-    processes.subprocess = SimpleNamespace(  # type: ignore[assignment]
-        **{**vars(subprocess), "Popen": popen}
-    )
+    def run(command: Sequence[str], *, check: bool, **named: Any) -> Any:
+        if check or set(named) != {"env"}:
+            return subprocess.run(command, check=check, **named)
+        return subprocess.CompletedProcess(command, popen(command, **named).wait())
+
+    named = {**vars(subprocess), "Popen": popen, "run": run}
+    for starts in (processes, plan):
+        starts.subprocess = SimpleNamespace(**named)  # type: ignore[assignment]
     return False
+
+
+def _number(stream: Any, otherwise: int) -> int:
+    """The descriptor of what ``subprocess`` takes as a stream; None is this process's own."""
+    if stream is None:
+        return otherwise
+    return int(stream if isinstance(stream, int) else stream.fileno())
 
 
 def _unbuffered(stream: TextIO, descriptor: int) -> TextIO:
@@ -154,7 +170,7 @@ def _become(order: Mapping[str, Any], streams: list[int]) -> None:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    if order["arguments"][:3] == LAUNCH and _launches():
+    if order["arguments"][:3] in START and _starts():
         return
     if (group := order.get("group")) is not None:
         os.setpgid(0, group)

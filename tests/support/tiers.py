@@ -161,7 +161,7 @@ def _guard(owner: Any, name: str) -> None:
 
 _guard(multiprocessing.process.BaseProcess, "start")
 _guard(subprocess.Popen, "__init__")
-_guard(ForkServer, "start")
+_guard(ForkServer, "order")
 for _name in ("fork", "forkpty", "posix_spawn", "posix_spawnp"):
     _guard(os, _name)
 
