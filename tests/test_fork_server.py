@@ -33,6 +33,7 @@ LAST, FILE = Last(), open(f"written by {os.getpid()}", "w")
 FILE.write("written")
 atexit.register(print, "at exit")
 print(sys.argv, __name__, __file__ if "__file__" in globals() else "no file")
+print(sys.orig_argv[1:], sys.begun)
 print(sys.path[0], os.getcwd(), __main__.SHOWN, os.environ["SAID"], sys.stdin.readline().strip())
 print([each.name for each in threading.enumerate()], sys.stdout.write_through)
 sys.exit(int(os.environ["STATUS"]))
@@ -50,6 +51,7 @@ def test_what_a_process_sees_is_what_an_interpreter_shows_it(
     objects and files.
     """
     (tmp_path / "shown.py").write_text("SHOWN = 3\n" + SHOWN)
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.begun = sys.orig_argv[-2:]")
     words = {"script": ["shown.py"], "-c": ["-c", "SHOWN = 3\n" + SHOWN], "-m": ["-m", "shown"]}[
         way
     ]

@@ -47,6 +47,15 @@ if "serve" in sys.orig_argv:
 
     checkpoint.Writer.commit = dies
 """
+# no server starts again before the trainers have said, as they do after a while, that they wait
+PATIENT = """
+import sys, time
+from pathlib import Path
+
+if "pserver.launcher.lost_server" in sys.orig_argv:
+    while not Path("awaited").exists():
+        time.sleep(0.02)
+"""
 
 
 def asynchronous(mode: str, where: str) -> Plan:
@@ -59,11 +68,16 @@ def asynchronous(mode: str, where: str) -> Plan:
     return Plan(mode, data="samples", samples=SAMPLES, pause=0.01, at=tuple(at))
 
 
+def customized(processes: Processes, program: str, **variables: str) -> dict[str, str]:
+    """The environment of a job whose interpreters run this as they begin."""
+    (processes.path / "sitecustomize.py").write_text(program)
+    found = os.pathsep.join([str(processes.path), os.environ.get("PYTHONPATH", "")])
+    return {"PYTHONPATH": found, **variables}
+
+
 def dying(processes: Processes, victim: str) -> dict[str, str]:
     """The environment of a job of which this server dies as it writes its part."""
-    (processes.path / "sitecustomize.py").write_text(DYING_SERVER)
-    found = os.pathsep.join([str(processes.path), os.environ.get("PYTHONPATH", "")])
-    return {"PYTHONPATH": found, "DIES": victim}
+    return customized(processes, DYING_SERVER, DIES=victim)
 
 
 def last_record(path: Path) -> str:
@@ -124,17 +138,18 @@ def test_only_what_the_server_had_not_saved_is_lost(
     before.
     """
     record = ("--record-log", "log", "--no-panel")
-    launch = launched(processes, asynchronous(mode, where), servers, *SAVES, *record, **HEARTBEAT)
+    plan, role = asynchronous(mode, where), customized(processes, PATIENT, **HEARTBEAT)
+    launch = launched(processes, plan, servers, *SAVES, *record, **role)
     said(launch, "now$", 2 if where == "stepping" else 1)
     servers_of(launch)[victim].send_signal(signal.SIGKILL)
     (processes.path / "killed").touch()
+    for trainer in (0, 1):
+        said(launch, rf"trainer {trainer} *\| waits for server {victim} at .*, which does not", 1)
+    (processes.path / "awaited").touch()
     text = ended(launch)
 
     check(text, servers, victim, mode)
     assert "(restart 1 of 3)" in text, text
-    for trainer in (0, 1):
-        awaited = rf"trainer {trainer} *\| waits for server {victim} at .*, which does not"
-        assert re.search(awaited, text), text
     assert len(re.findall(f"server {victim} at .* has come back: joined it again", text)) == 2
     end = (
         "--until",

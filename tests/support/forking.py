@@ -15,6 +15,7 @@ import atexit
 import builtins
 import ctypes
 import gc
+import importlib
 import io
 import json
 import os
@@ -181,7 +182,9 @@ def _become(order: Mapping[str, Any], streams: list[int]) -> None:
         sys.stdout = sys.__stdout__ = _unbuffered(sys.stdout, 1)
         sys.stderr = sys.__stderr__ = _unbuffered(sys.stderr, 2)
     found = order["environment"].get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[1:1] = [path for path in found if path and path not in sys.path]
+    more = [path for path in found if path and path not in sys.path]
+    sys.path[1:1] = more
+    sys.orig_argv = [sys.executable, *order["arguments"]]
     random.seed()
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
@@ -204,3 +207,5 @@ def _become(order: Mapping[str, Any], streams: list[int]) -> None:
         with open(path, "rb") as file:
             code = compile(file.read(), path, "exec")
     exec(code, names)
+    if any(os.path.exists(os.path.join(path, "sitecustomize.py")) for path in more):
+        importlib.import_module("sitecustomize")
