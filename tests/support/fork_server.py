@@ -31,7 +31,10 @@ SERVE = "import sys; from tests.support.forking import serve; serve(int(sys.argv
 # what is read when an interpreter begins, or a library that is imported
 EARLY = ("PYTHON", "LD_", "OMP_", "MKL_", "TORCH_", "NUMBA_", "GRPC_", "CUDA_", "MALLOC_")
 # which import torch; launch and plan do not, and what they start does
-TORCH = {("-m", "pserver", command) for command in ("serve", "replay", "launch", "plan")}
+TORCH = {
+    *(("-m", "pserver", command) for command in ("serve", "replay", "launch", "plan", "save")),
+    *(("-m", f"pserver.launcher.{name}") for name in ("free_place", "last_word", "lost_server")),
+}
 OWN = ("PYTHONPATH", "PYTHONUNBUFFERED")  # of these, which a child reads by itself
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 ENVIRONMENT = {
@@ -180,7 +183,8 @@ def forks(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
     when it begins differs from the fork server's.
     """
     words = tuple(arguments[:3])
-    imports = words in TORCH or words[0] == "-c" or words[0][:1] != "-"
+    known = words in TORCH or words[:2] in TORCH
+    imports = known or words[0] == "-c" or words[0][:1] != "-"
     return imports and early(environment) == early(ENVIRONMENT)
 
 

@@ -6,7 +6,7 @@ directory, the environment, the standard streams and the ``__main__`` that it wo
 ends as the interpreter ends.  No thread has run before the fork.
 
 ``pserver launch`` and ``pserver plan`` fork once more when they begin, before they have threads:
-into a fork server of their own, which begins their trainers and servers.
+into a fork server of their own, which begins their trainers and servers, and what asks these.
 """
 
 from __future__ import annotations
@@ -27,9 +27,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from tempfile import TemporaryFile
 from types import ModuleType, SimpleNamespace
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from tests.support.fork_server import ForkServer
 
 BYTES = 1 << 18  # of a message, at most
 INSTALLED = f"{os.sep}site-packages{os.sep}"
@@ -43,6 +47,7 @@ def serve(descriptor: int) -> None:
     import numpy as np
     import torch
 
+    import pserver.service.server  # noqa: F401
     import trainer.fleet  # noqa: F401
     from pserver.table.index import order_of
 
@@ -114,8 +119,8 @@ def _report(asker: socket.socket) -> None:
 
 
 def _starts() -> bool:
-    """Lets the command that this process is to be fork its trainers and servers; returns whether
-    this is one of them, at its end.
+    """Lets the command that this process is to be fork its trainers and servers, and what asks
+    them; returns whether this is one of those, at its end.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if (pid := os.fork()) == 0:
@@ -125,39 +130,92 @@ def _starts() -> bool:
     theirs.close()
     atexit.register(os.waitpid, pid, 0)
     atexit.register(ours.shutdown, socket.SHUT_RDWR)
-    from pserver.launcher import processes
+    from pserver.launcher import joining, processes, question, supervisor
     from pserver.launcher.planning import plan
-    from tests.support.fork_server import ForkServer, forks
+    from tests.support.fork_server import ForkServer
 
-    server = ForkServer(ours)
-
-    def popen(command: Sequence[str], **named: Any) -> Any:
-        group, environment = named.get("process_group"), named.get("env")
-        if environment is None or not forks(command[1:], environment):
-            return subprocess.Popen(command, **named)
-        with open(os.devnull) as nothing:
-            stdout = _number(named.get("stdout"), 1)
-            stderr = named.get("stderr")
-            errors = stdout if stderr == subprocess.STDOUT else _number(stderr, 2)
-            streams = [nothing.fileno(), stdout, errors]
-            return server.order(command[1:], environment, os.getcwd(), streams, group)
-
-    def run(command: Sequence[str], *, check: bool, **named: Any) -> Any:
-        if check or set(named) != {"env"}:
-            return subprocess.run(command, check=check, **named)
-        return subprocess.CompletedProcess(command, popen(command, **named).wait())
-
-    named = {**vars(subprocess), "Popen": popen, "run": run}
-    for starts in (processes, plan):
-        starts.subprocess = SimpleNamespace(**named)  # type: ignore[assignment]
+    starts = _Starts(ForkServer(ours))
+    own = SimpleNamespace(**{**vars(subprocess), "Popen": starts.popen, "run": starts.run})
+    for module in (joining, plan, processes, question, supervisor):
+        module.subprocess = own  # type: ignore[attr-defined]
     return False
 
 
-def _number(stream: Any, otherwise: int) -> int:
-    """The descriptor of what ``subprocess`` takes as a stream; None is this process's own."""
-    if stream is None:
-        return otherwise
-    return int(stream if isinstance(stream, int) else stream.fileno())
+class _Starts:
+    """What a command uses of ``subprocess``, by forks where it can be.
+
+    Args:
+        server: that forks.
+    """
+
+    def __init__(self, server: ForkServer) -> None:
+        self._server = server
+
+    def popen(self, command: Sequence[str], **named: Any) -> Any:
+        """As ``subprocess.Popen``, for processes that are not told anything."""
+        from tests.support.fork_server import forks
+
+        environment = {**(named.get("env") or os.environ)}
+        if not forks(command[1:], environment):
+            return subprocess.Popen(command, **named)
+        read: dict[str, int] = {}
+        with ExitStack() as stack:
+            nothing = stack.enter_context(open(os.devnull, "r+b", buffering=0)).fileno()
+
+            def number(name: str, inherited: int) -> int:
+                stream = named.get(name)
+                if stream == subprocess.PIPE:
+                    read[name], written = os.pipe()
+                    stack.callback(os.close, written)
+                    return written
+                if stream == subprocess.DEVNULL:
+                    return nothing
+                if stream is None:
+                    return inherited
+                return int(stream if isinstance(stream, int) else stream.fileno())
+
+            out = number("stdout", 1)
+            errors = out if named.get("stderr") == subprocess.STDOUT else number("stderr", 2)
+            streams, group = [nothing, out, errors], named.get("process_group")
+            forked = self._server.order(command[1:], environment, os.getcwd(), streams, group)
+        for name, descriptor in read.items():
+            setattr(forked, name, os.fdopen(descriptor, "r" if named.get("text") else "rb"))
+        return forked
+
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        timeout: float | None = None,
+        check: bool = False,
+        capture_output: bool = False,
+        text: bool = False,
+        **named: Any,
+    ) -> subprocess.CompletedProcess[Any]:
+        """As ``subprocess.run``."""
+        if capture_output:
+            named |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        said: dict[str, Any] = {}
+        with ExitStack() as stack:
+            kept = {
+                name: stack.enter_context(TemporaryFile())
+                for name in ("stdout", "stderr")
+                if named.get(name) == subprocess.PIPE
+            }
+            process = self.popen(command, **named | kept)
+            try:
+                status = process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                raise
+            for name, file in kept.items():
+                file.seek(0)
+                said[name] = file.read().decode() if text else file.read()
+        done = subprocess.CompletedProcess(command, status, **said)
+        if check:
+            done.check_returncode()
+        return done
 
 
 def _unbuffered(stream: TextIO, descriptor: int) -> TextIO:
@@ -188,6 +246,8 @@ def _become(order: Mapping[str, Any], streams: list[int]) -> None:
     random.seed()
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
+    if any(os.path.exists(os.path.join(path, "sitecustomize.py")) for path in more):
+        importlib.import_module("sitecustomize")
     first, *rest = order["arguments"]
     if first == "-m":
         with suppress(OSError), open("/proc/self/comm", "w") as comm:
@@ -207,5 +267,3 @@ def _become(order: Mapping[str, Any], streams: list[int]) -> None:
         with open(path, "rb") as file:
             code = compile(file.read(), path, "exec")
     exec(code, names)
-    if any(os.path.exists(os.path.join(path, "sitecustomize.py")) for path in more):
-        importlib.import_module("sitecustomize")
