@@ -5,7 +5,6 @@ the index says to write, and runs nothing.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from pserver.__main__ import main
 from pserver.cli.check import Use, check
+from tests.support.fork_server import finished
 from tests.support.pages import PAGES, ROOT, fences
 from tests.support.pages import name as page_name
 from transpiler.names.names import member
@@ -239,14 +239,7 @@ def test_the_ported_script_runs() -> None:
     for part in range(2):
         lines = [line.format(n, n % 2) for n in range(1, 65)]
         Path("data", f"part-{part}").write_text("".join(lines))
-    paths = {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, script],
-        capture_output=True,
-        text=True,
-        env=os.environ | paths,
-        timeout=100,
-    )
+    done = finished([str(script)], cwd=Path.cwd())
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("epoch ") == 2 and Path("inference").exists()

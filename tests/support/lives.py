@@ -213,8 +213,7 @@ def predicted(folder: Path) -> Tensor:
     """By a process that has the file and the installed packages, and nothing of the training."""
     shutil.rmtree(folder / "checkpoint")
     for package in ("transpiler", "pserver", "trainer"):
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / package, folder / "served" / package, ignore=ignored)
+        (folder / "served" / package).symlink_to(ROOT / package)
     command = [sys.executable, "predict.py"]
     load.run(command, cwd=folder / "served", check=True, timeout=120)
     return load_file(folder / "served" / "prediction.safetensors")["prediction"]

@@ -8,7 +8,6 @@ import os
 import random
 import select
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from pserver.checkpoint import checkpoint
 from pserver.checkpoint.checkpoint import Saved
 from pserver.storage import plain_file
 from pserver.storage.local import DiskFile
+from tests.support.fork_server import finished
 
 ROWS = 20
 
@@ -98,13 +98,7 @@ def test_a_process_that_is_killed_while_it_saves_leaves_one_whole_save(tmp_path:
     """kill -9 at random moments of real saves, full ones and deltas in place: the last save that
     ended, or the one under way.
     """
-    done = subprocess.run(
-        [sys.executable, __file__, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
+    done = finished([__file__, str(tmp_path)], seconds=50.0)
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "12 kills"

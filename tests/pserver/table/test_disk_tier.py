@@ -7,7 +7,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 
 from pserver.table.index import KEYS, Index, order_of
 from pserver.table.tiered import PREFIX, Chunk, ColdRows
+from tests.support.fork_server import finished
 
 COLUMNS: dict[str, Any] = {
     "values": (np.dtype(np.float32), (3,)),
@@ -127,7 +127,7 @@ def test_the_directory_goes_with_its_table(tmp_path: Path) -> None:
 def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> None:
     """A directory whose owner is gone is not read, and goes; one whose owner lives stays."""
     mine = ColdRows(COLUMNS, tmp_path)
-    killed = subprocess.run([sys.executable, __file__, str(tmp_path)], timeout=60, check=False)
+    killed = finished([__file__, str(tmp_path)])
     assert killed.returncode == -signal.SIGKILL and len(list(tmp_path.iterdir())) == 2
     (tmp_path / f"{PREFIX}strange").mkdir()
     other = ColdRows(COLUMNS, tmp_path)

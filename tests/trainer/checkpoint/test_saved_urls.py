@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from pserver.__main__ import main
 from pserver.config import ServerConfig
 from pserver.launcher.cluster import Cluster
 from tests.support.eager_jobs import Servers, assert_same
+from tests.support.fork_server import finished
 from trainer import DistributedEmbedding, fleet
 from trainer.serving import load_embedding
 from transpiler import DistributedStrategy, Program
@@ -215,14 +214,7 @@ print(sorted(name.rpartition("/")[2] for name in fsspec.open("{url}/x").fs.ls("{
 @pytest.mark.processes
 def test_a_sharded_model_is_saved_behind_a_url(tmp_path: Path, url: str) -> None:
     """In a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", SHARDED.replace("{url}", url)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = finished(["-c", SHARDED.replace("{url}", url)], cwd=tmp_path)
 
     assert done.stdout == "['model.safetensors', 'optimizer.pt']\n", done.stderr
     assert not list(tmp_path.iterdir())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
 
+from tests.support.fork_server import finished
 from tests.support.table_programs import Net, adagrad, batches, train, transpiled
 from trainer import Executor, load_inference_model, save_inference_model
 from transpiler import capture
@@ -66,7 +65,7 @@ def predicted(folder: Path, model: Path, feed: dict[str, torch.Tensor]) -> dict[
     script = folder / "predict.py"
     script.write_text(PREDICTS)
     names = [str(model), str(folder / "feed.safetensors"), str(folder / "out.safetensors")]
-    subprocess.run([sys.executable, str(script), *names], check=True, timeout=120)
+    finished([str(script), *names]).check_returncode()
     return load_file(folder / "out.safetensors")
 
 

@@ -6,11 +6,8 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +22,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from tests.support.fork_server import finished
 from trainer import fleet
 from trainer.samplers.shard import shard
 
@@ -113,8 +111,8 @@ def test_torchs_own_random_state_has_no_part_in_it() -> None:
 
 @pytest.mark.processes
 def test_every_process_splits_alike() -> None:
-    """No salted hash, no clock: two fresh processes, with different hash seeds, print the same
-    split.
+    """No salted hash, no clock: a fresh process with another hash seed than this one's prints the
+    same split.
     """
     code = (
         "import torch; from torch.utils.data import DataLoader, TensorDataset\n"
@@ -123,20 +121,12 @@ def test_every_process_splits_alike() -> None:
         "mine = shard(loader, 3, 1)\n"
         "print([[b.tolist() for b, in mine] for _ in range(2)])"
     )
-    printed = [
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": salt},
-            capture_output=True,
-            timeout=60,
-        )
-        for salt in ("1", "2")
-    ]
+    done = finished(["-c", code], {**os.environ, "PYTHONHASHSEED": "1"})
     loader = DataLoader(TensorDataset(torch.arange(50)), 4, shuffle=True)
     mine = shard(loader, 3, 1)
     here = str([[batch.tolist() for (batch,) in mine] for _ in range(2)])
 
-    assert [done.stdout.decode().strip() for done in printed] == [here, here], printed
+    assert done.stdout.strip() == here, done
 
 
 SAMPLERS = {
@@ -209,13 +199,7 @@ def test_worker_processes_change_nothing() -> None:
     forks, and this one has threads of other tests.
     """
     code = "from tests.trainer.job.test_data_shard import compare_workers as c; print(c())"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    done = finished(["-c", code])
     assert done.stdout == "[True, True]\n", done.stderr
 
 
