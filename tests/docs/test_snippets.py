@@ -4,6 +4,7 @@ empty folder.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ LONG = {
     *("weights.md", "clicks.md", "by_hand.md", "fluid.md", "tensorflow.md", "torch_rpc.md"),
     *("torchrec.md", "persia.md", "operate.md", "replay.md", "exactly_once.md"),
 }
+FENCE = re.compile(rf"^ *```({'|'.join(RUN)})\b", re.MULTILINE)  # soon, at each collection
 LANGUAGES = (*RUN, "output", "text")
 ELSEWHERE = "index_of_names.md"  # tests/transpiler/names runs what it shows
 
@@ -35,7 +37,7 @@ pytestmark = pytest.mark.processes
     [
         RARE(page) if page.name in LONG else page
         for page in PAGES
-        if any(f.language in RUN for f in fences(page))
+        if FENCE.search(page.read_text(encoding="utf-8"))
     ],
     ids=name,
 )
@@ -52,6 +54,13 @@ def test_a_fence_says_what_it_is(page: Path) -> None:
     nothing runs.
     """
     assert [str(fence) for fence in fences(page) if fence.language not in LANGUAGES] == []
+
+
+def test_pages_with_examples_are_found() -> None:
+    """As the parser of the pages finds them."""
+    parsed = [page for page in PAGES if any(fence.language in RUN for fence in fences(page))]
+
+    assert parsed == [page for page in PAGES if FENCE.search(page.read_text(encoding="utf-8"))]
 
 
 def test_most_examples_run() -> None:

@@ -23,7 +23,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     seconds: Counter[Path] = Counter()
     for item in items:
         seconds[item.path] += means.get(times.function(item.nodeid), 0.0)
-    starting = {item.path for item in items if item.get_closest_marker("processes")}
+    starting = set[Path]()
+    for item in items:
+        if item.path not in starting and item.get_closest_marker("processes"):
+            starting.add(item.path)
     order = sorted(seconds, key=lambda path: -seconds[path])
     begun = [path for path in order if path in starting]
     others = [path for path in order if path not in starting]

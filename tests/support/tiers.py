@@ -88,6 +88,11 @@ def _declared(item: pytest.Item) -> tuple[Sequence[int], str]:
     return tuple(case.indices.values()) if case else (), item.nodeid
 
 
+def _marks(item: pytest.Item) -> set[str]:
+    """Their names, from its own to its module's."""
+    return {mark.name for mark in item.iter_markers()}
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what the tier leaves out; a check (``--check``) takes its own choice."""
@@ -98,7 +103,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if seconds.get(times.function(item.nodeid), 0.0) > SLOW_SECONDS:
             item.add_marker("slow")
-        if not any(item.get_closest_marker(mark) for mark in LEFT_OUT["test"]):
+        if _marks(item).isdisjoint(LEFT_OUT["test"]):
             functions[times.function(item.nodeid)].append(item)
     for name, cases in functions.items():
         kept = set(taken(len(cases), seconds.get(name, 0.0)))
@@ -106,9 +111,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if place not in kept:
                 item.add_marker("long")
     counts, kept, left = config.stash[_left_out], [], []
+    reasons = LEFT_OUT[config.getoption("--tier")]
     for item in items:
-        reasons = LEFT_OUT[config.getoption("--tier")]
-        reason = next((mark for mark in reasons if item.get_closest_marker(mark)), None)
+        marks = _marks(item)
+        reason = next((mark for mark in reasons if mark in marks), None)
         (kept if reason is None else left).append(item)
         if reason is not None:
             counts[reason] += 1
