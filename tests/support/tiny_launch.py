@@ -68,7 +68,9 @@ class Run:
         self.logs = tmp_path / "logs"
         program = (
             "import os, sys; from pserver.launcher.cluster import Cluster, cluster_endpoints\n"
+            "from pserver.launcher import supervisor\n"
             "from pserver.launcher.launch import launch\n"
+            "supervisor.TELL_SECONDS = 1.0  # nobody can tell the tiny servers anything\n"
             f"servers, trainers = cluster_endpoints({servers!r}, {trainers!r}, "
             f"{more.get('host')!r})\n"
             f"cluster = Cluster({str(tmp_path / 'script.py')!r}, ('a', '--b'), servers, trainers, "
