@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import logging
 import multiprocessing
 import os
 import sys
@@ -35,6 +36,10 @@ pytest_plugins = [
 
 # in the processes that tests spawn with start_method="forkserver"
 multiprocessing.set_forkserver_preload(["trainer.fleet", "torch._dynamo"])
+
+# Its records, each with a stack, are made where it has a handler.  pytest gives its own to every
+# logger that keeps its records to itself: a tenth of a capture's time.
+logging.getLogger("torch.__trace").propagate = True
 
 EXIT_SECONDS = 60.0
 CLUSTER_VARIABLES = (
