@@ -158,7 +158,7 @@ class TableService:
             )
         return tables[name]
 
-    def _look_up(self, names: Iterable[str], number: int) -> None:
+    def _look_up(self, names: Collection[str], number: int) -> None:
         """Answers with rows.
 
         Args:
@@ -179,7 +179,9 @@ class TableService:
             values = self._table(name).lookup(ids, self._member.trainer, ahead=number > 0)
             found.append((name, values))
             if number:
-                sent[name] = SentRows(ids.numpy(), _bits(values))
+                # ids that no name asks for may share their memory, and are not counted
+                kept = ids if asked.keys() <= set(names) else ids.clone()
+                sent[name] = SentRows(kept.numpy(), _bits(values))
         if number:
             self._kept.keep(number, sent)
             self._member.kept_bytes = self._kept.bytes_held

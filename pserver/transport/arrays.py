@@ -90,7 +90,7 @@ class ArrayAssembler:
             if dtype is None or name in forms or name in self._arrays or total % dtype.itemsize:
                 return None
             size = math.prod(shape) * dtype.itemsize
-            if size != part.size:
+            if size != part.size or part.offset:
                 return None
             self._accept(part)
             forms[name] = dtype, shape, size

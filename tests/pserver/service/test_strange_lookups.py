@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import torch
 from pserver.config import ServerConfig
 from pserver.errors import PServerError
 from pserver.service.server import Server
-from pserver.table.kept_lookups import MOST_KEPT
+from pserver.table.kept_lookups import MOST_KEPT, SentRows
 from pserver.transport import frames
 from pserver.transport.arrays import PLACES, ROWS
 from pserver.transport.stream import Stream
@@ -160,6 +161,29 @@ def test_lookups_of_many_bytes_are_bounded(server: Server, monkeypatch: pytest.M
     _, values = look_up(tables, torch.arange(100_000), 9)
     assert values["emb"].shape == (100_000, DIM) and kept_bytes(server) == 0
     assert ask(tables, refresh(9))[0].unknown_lookup
+    stranger.leave()
+
+
+def test_ids_that_nobody_asks_for_are_not_kept(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come in one memory with those that are: of what is kept, all is counted."""
+    kept = list[Any]()
+
+    def noted(ids: Any, rows: Any) -> SentRows:
+        kept.append(ids)
+        return SentRows(ids, rows)
+
+    monkeypatch.setattr("pserver.service.tables.SentRows", noted)
+    stranger, _, tables = stranger_of(server)
+    arrays = [("emb", torch.arange(3)), ("emb@values", torch.zeros(2**15))]
+    ((header, payload),) = frames.frames(Kind.LOOKUP, 0, arrays)
+    tables.send(header, payload)
+    ask(tables, Frame(kind=Kind.PULL, lookup=1, parts=[Part(name="emb")]))
+    assert not ask(tables, refresh(1))[0].unknown_lookup
+    assert kept[0].tolist() == [0, 1, 2]
+    assert kept[0].base.untyped_storage().nbytes() == kept[0].nbytes
+    assert kept_bytes(server) == 3 * (8 + 4 * DIM)
     stranger.leave()
 
 

@@ -73,8 +73,8 @@ def test_arrays_of_a_frame_share_a_memory() -> None:
     assert bits(found) == bits(arrays)
 
 
-def part(name: str, dtype: str, shape: list[int], size: int) -> Part:
-    return Part(name=name, dtype=dtype, shape=shape, size=size)
+def part(name: str, dtype: str, shape: list[int], size: int, offset: int = 0) -> Part:
+    return Part(name=name, dtype=dtype, shape=shape, size=size, offset=offset)
 
 
 @pytest.mark.parametrize("landed", [True, False])
@@ -87,8 +87,9 @@ def part(name: str, dtype: str, shape: list[int], size: int) -> Part:
         ([part("a", "int64", [2], 16), part("b", "nothing", [0], 0)], CorruptFrame),
         ([part("a", "int64", [2], 16), part("b", "int64", [2**63, 0], 0)], CorruptFrame),
         ([part("a", "int64", [2], 8), part("b", "int64", [2], 16)], CorruptFrame),
+        ([part("a", "int64", [2], 16, offset=8)], CorruptFrame),
     ],
-    ids=["unknown", "twice", "too large", "no dtype", "no shape", "not whole"],
+    ids=["unknown", "twice", "too large", "no dtype", "no shape", "not whole", "not its begin"],
 )
 def test_what_fits_no_array_is_refused(
     parts: list[Part], error: type[PServerError], landed: bool
