@@ -96,6 +96,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.dgc = dgc
         self._tables = tables
         self._early = EarlyGradients(self._withdraw) if overlap else None
+        # held while a gradient leaves: of each device a thread of autograd's runs its hooks
+        self._leaving = threading.RLock()
         self._merge = merge
         self.names = names
         self.loss_scaling: LossScaling | None = None  # of models with strategy.amp in float16
@@ -133,6 +135,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             first_group: the number in the plan of its first parameter group.
         """
         self._connection, self._first_group, self.early = communicator, first_group, None
+        if self._early is not None:
+            communicator.take_back = self._early.take_back
         self.lanes = communicator.plan.lanes_of(number)
 
     def _share(self) -> None:
@@ -305,7 +309,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _clip_here(self) -> None:
         if self.grad_clip is None:
             return
-        spared = {*(self._early or ()), *unclipped(self.param_groups)}
+        spared = unclipped(self.param_groups)
         gradients = {p: gradient for p, gradient in self._gradients().items() if p not in spared}
         clip_in_place(self.grad_clip, gradients, self.names)
 
@@ -455,17 +459,29 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 parameter.register_post_accumulate_grad_hook(partial(self._send_one, early))  # type: ignore[no-untyped-call]  # torch's own
 
     def _send_one(self, early: EarlyGradients, parameter: torch.Tensor) -> None:
-        name = self.names[parameter]
-        if self._stepping:
-            self._settle()
-        communicator, gradient = self._connection, parameter.grad
-        if communicator is None or gradient is None or name in communicator.plan.averaged:
-            return
-        plan = communicator.plan
-        if plan.lane_of(plan.placement(name)).kind.steps_on_trainer:
-            return
-        if early.leaves(parameter, gradient):
-            communicator.send_whole({name: gradient})
+        with self._leaving:
+            if self._stepping:
+                self._settle()
+            communicator, gradient, name = self._connection, parameter.grad, self.names[parameter]
+            if communicator is None or gradient is None or name in communicator.plan.averaged:
+                return
+            plan = communicator.plan
+            if plan.lane_of(plan.placement(name)).kind.steps_on_trainer:
+                return
+            if early.leaves(parameter, gradient):
+                communicator.send_whole({name: self._clipped(parameter, gradient)})
+                early.gone()
+
+    def _clipped(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient as it leaves early: clipped where this trainer clips by value; in ``p.grad``
+        only by ``step()``, as a second backward adds to what is there.
+        """
+        assert self._connection is not None, "it sends"
+        clip = self.grad_clip
+        if not isinstance(clip, ClipGradByValue) or self._connection.plan.clips_on_servers:
+            return gradient
+        spared = parameter in unclipped(self.param_groups)
+        return gradient if spared else gradient.clamp(clip.min, clip.max)
 
     def _step_here(self, gradients: Gradients) -> None:
         """Steps these parameters, and no others, by the user's own optimizer."""

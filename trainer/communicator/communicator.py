@@ -400,6 +400,8 @@ class Communicator:
         joint: the calls that all trainers make together.
         hand_over: called before it leaves because it was preempted; gives back what another trainer
             needs then.
+        take_back: takes back the gradients that have left before their step, because of what it is
+            given; called before values or states travel on the same streams.
     """
 
     def __init__(
@@ -441,6 +443,7 @@ class Communicator:
         self._reply: Reply | None = None  # to that one, once they are taken in
         self._left, self._asked_at = False, 0
         self.hand_over: Callable[[], None] = lambda: None
+        self.take_back: Callable[[str], None] = lambda cause: None
         self._start_rows = dict(start_rows or {})
         self.lookups = lookups_of(self.plan)
         self.look_ahead = look_ahead_of(self.plan, self.lookups)
@@ -839,6 +842,11 @@ class Communicator:
             lane.refresh()
         self.buffers.land(between_steps=True, waits=False)
 
+    def _settle_all(self) -> None:
+        """Ends a step that was interrupted, and takes back what has left of the coming one."""
+        self.settle()
+        self.take_back("a call that reads or writes what servers hold")
+
     def drain(self) -> None:
         """Waits until everything that this trainer has sent is answered.  Received values do not
         replace the script's external writes.
@@ -847,7 +855,7 @@ class Communicator:
             RuntimeError: this trainer has left; or see :meth:`settle`.
         """
         self.check()
-        self.settle()
+        self._settle_all()
         for lane in self.lanes:
             lane.drain()
         self.buffers.land(between_steps=True)
@@ -873,14 +881,14 @@ class Communicator:
         buffers that travel with them, whole, by name; the trainer's own values stay.  Warns of
         external writes since the last step: the servers have them only in part, or not at all.
         """
-        self.settle()
+        self._settle_all()
         return self.transfer.served(self.lanes)
 
     def pull(self) -> None:
         """Receives every placed variable as the servers hold it, including variables that they
         never update.  Parameters that the trainers average stay as they are here.
         """
-        self.settle()
+        self._settle_all()
         self.transfer.pull_served()
         for lane in self.lanes:
             lane.note_values()
@@ -893,7 +901,7 @@ class Communicator:
             optimizers: the optimizers whose states are loaded; None: all, and the states of outer
                 optimizers begin anew.
         """
-        self.settle()
+        self._settle_all()
         drain_for_others(self.lanes, self.drain)
         self.barrier("push")
         self._replace(range(len(self.lanes)), optimizers)

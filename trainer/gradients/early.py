@@ -4,9 +4,11 @@
 may be changed before that.  A second backward calls its parameter's hook again.  Clipping and
 zeroing move its version, or put another tensor in its place.  A GradScaler tells the optimizer
 whether it has found an infinity.  Then all that has left of the step is withdrawn, as after Ctrl-C
-(see [Note: withdrawn] in pserver/client/stream.py), and ``step()`` sends everything.  That takes
-longer than if nothing had left.  So nothing leaves early in the next step; after the next such step
-in the next two, then in four, up to ``MOST_RESTS``.
+(see [Note: withdrawn] in pserver/client/stream.py), and ``step()`` sends everything.  So it is
+where a script saves, loads or reads states before ``step()``, as that needs the same streams; and
+where Ctrl-C came while a gradient left, or was taken back.  That takes longer than if nothing had
+left.  So nothing leaves early in the next step; after the next such step in the next two, then in
+four, up to ``MOST_RESTS``.
 
 A write through ``.data`` moves no version, nor does ``GradScaler.unscale_`` where the scaler does
 not take the step.  Scripts that do so do it from the first step on.  So some elements of each
@@ -60,6 +62,8 @@ class EarlyGradients:
     def __init__(self, withdraw: Callable[[], None]) -> None:
         self._withdraw = withdraw
         self._left: dict[Tensor, _Left] = {}  # by parameter
+        # while a gradient leaves, or all are withdrawn, and after that was interrupted
+        self._torn = False
         self._steps = 0
         self._waits = False  # in this step nothing leaves any more
         # steps in which nothing leaves: the ones to come, and those of the last time
@@ -73,14 +77,21 @@ class EarlyGradients:
         return bool(self._left)
 
     def leaves(self, parameter: Tensor, gradient: Tensor) -> bool:
-        """Whether a gradient, which backward has just accumulated, leaves now."""
-        if parameter in self._left:
-            self._take_back("a second backward has")
+        """Whether a gradient, which backward has just accumulated, leaves now; :meth:`gone` follows
+        then.
+        """
+        if self._torn or parameter in self._left:
+            self.take_back("a second backward")
         if self._waits or self._rests:
             return False
         elements = elements_of(gradient).clone() if compares(self._steps + 1) else None
+        self._torn = True
         self._left[parameter] = _Left(gradient, gradient._version, elements)
         return True
+
+    def gone(self) -> None:
+        """Notes that the gradient has left."""
+        self._torn = False
 
     def look(self, scaled: bool) -> None:
         """Takes gradients back that were changed after they had left; called by a step.
@@ -88,28 +99,38 @@ class EarlyGradients:
         Args:
             scaled: a GradScaler takes the step.
         """
-        if self._left and scaled:
-            self._take_back("a GradScaler has")
+        if self._torn or (self._left and scaled):
+            self.take_back("a GradScaler" if scaled else "an interruption, as by Ctrl-C")
         for parameter, left in self._left.items():
             if parameter.grad is not left.gradient or left.gradient._version != left.version:
-                self._take_back("clipping, or another write before step(), has")
+                self.take_back("clipping, or another write before step()")
                 return
             if left.elements is not None and not left.is_as_it_was():
-                self._take_back("a write through .data has")
+                self.take_back("a write through .data")
                 self._longest = math.inf
                 return
 
-    def _take_back(self, who: str) -> None:
+    def take_back(self, cause: str) -> None:
+        """Takes back what has left; once more where that was interrupted.
+
+        Args:
+            cause: for the warning.
+        """
+        if not (self._left or self._torn):
+            return
         if not self._longest:
             log.warning(
-                "overlap: %s changed gradients that had left during backward; what p.grad holds at "
-                "step() counts, so they are sent again, which takes longer: leave overlap off",
-                who,
+                "overlap: gradients that had left during backward are taken back, because of %s; "
+                "what p.grad holds at step() counts, so they are sent again, which takes longer: "
+                "leave overlap off",
+                cause,
             )
+        self._torn = True
         self._withdraw()
         self._left.clear()
         self._waits = True
         self._longest = min(2 * self._longest or 1.0, MOST_RESTS)
+        self._torn = False
 
     def end(self) -> None:
         """Ends the step: all gradients have been sent."""
@@ -121,4 +142,4 @@ class EarlyGradients:
     def forget(self) -> None:
         """Ends a step that was interrupted, and of which nothing counts."""
         self._left.clear()
-        self._waits = False
+        self._waits = self._torn = False

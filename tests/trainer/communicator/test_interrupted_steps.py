@@ -32,10 +32,15 @@ from tests.support.jobs import (
     assert_equal,
     end_all,
     join,
+    loss_of,
+    made,
+    sgd,
+    values,
 )
 from trainer.communicator.communicator import Communicator
 from trainer.senders import sync_lane
 from trainer.senders.async_lane import AsyncSender
+from trainer.senders.sync_lane import SyncSender
 
 STEPS = 4
 SAID = "step 2 was interrupted.*begin again from a checkpoint"
@@ -253,6 +258,32 @@ def test_a_step_of_which_something_has_left_does_not_count(
     once(monkeypatch, owner, name, after)
     assert life.interrupted() == 1
     life.ends_right()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "after"),
+    [
+        pytest.param(Channel, "push", 1, id="leaves"),
+        pytest.param(Channel, "withdraw", 3, id="is withdrawn from a server"),
+        pytest.param(SyncSender, "withdraw", 0, id="is withdrawn from a lane"),
+    ],
+)
+def test_a_gradient_that_is_interrupted_on_its_way_leaves_again(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, after: int
+) -> None:
+    """With overlap, in backward: what p.grad holds at the step counts."""
+    script = Script("dense", configs={"overlap": True})
+    trainer, reference = join(script, "sync", servers(2)), made("dense")
+    batch = script.data()[0]
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        once(patched, owner, name, after)
+        for _ in range(2):
+            loss_of(trainer.model, *batch).backward()
+    for mine, other in zip(trainer.model.parameters(), reference.parameters(), strict=True):
+        other.grad = None if mine.grad is None else mine.grad.clone()
+    trainer.optimizer.step()
+    sgd(reference.parameters()).step()
+    assert_equal(trainer.leave(), values(reference))
 
 
 @pytest.mark.parametrize("how", HOW)

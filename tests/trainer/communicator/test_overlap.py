@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +17,10 @@ from tests.support import eager_jobs
 from tests.support.devices import Flags, on_a_device
 from tests.support.eager_jobs import Servers, batches
 from tests.support.eager_modes import adam, assert_equal, eventually, joined, net, strategy_of
+from tests.support.threads import at_once
+from trainer import fleet
 from trainer.gradients.early import EarlyGradients
-from transpiler.clip import ClipGradByGlobalNorm
+from transpiler.clip import ClipGradByGlobalNorm, ClipGradByValue
 
 
 class Quiesce(torch.autograd.Function):
@@ -189,8 +193,95 @@ def test_who_writes_through_data_sends_nothing_early_again(
     train(mine, optimizer, _data_clamped, range(8), optimizer.communicator.drain)
 
     assert_equal(mine, train(reference, adam(reference), _data_clamped, range(8), lambda: None))
-    assert "a write through .data has changed" in caplog.text
+    assert "because of a write through .data" in caplog.text
     assert optimizer.communicator.metrics()["reconnects"] == 1
+
+
+def both(servers: Servers, mode: str = "sync", **options: Any) -> list[tuple[nn.Module, Any]]:
+    """A model with overlap, and a reference in plain torch."""
+    mine, reference = net(), net()
+    strategy = strategy_of(overlap=True, modes={"*": mode})
+    optimizer = eager_jobs.joined(servers(2), mine, adam(mine), strategy=strategy, **options)
+    return [(mine, optimizer), (reference, adam(reference))]
+
+
+ASKED: dict[str, Callable[[Any, Path], object]] = {
+    "states": lambda optimizer, folder: optimizer.state_dict(),
+    "values": lambda optimizer, folder: optimizer.flush(),
+    "a save": lambda optimizer, folder: fleet.save(str(folder)),
+    "states that are loaded": lambda optimizer, folder: optimizer.load_state_dict(
+        optimizer.state_dict()
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("asked", ASKED)
+def test_what_servers_hold_is_asked_for_before_the_step(
+    servers: Servers, tmp_path: Path, asked: str, mode: str
+) -> None:
+    """Gradients that have left use the same streams: they leave again with the step."""
+    pair = both(servers, mode)
+    for model, optimizer in pair:
+        for step, (x, y) in enumerate(batches(3)):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            if model is pair[0][0] and step != 1:
+                ASKED[asked](optimizer, tmp_path / str(step))
+            optimizer.step()
+            if model is pair[0][0]:
+                optimizer.flush()
+    assert_equal(pair[0][0], pair[1][0])
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("touch", [None, "a second backward"])
+def test_clipping_by_value_clips_what_leaves_early(
+    servers: Servers, touch: str | None, mode: str
+) -> None:
+    """Where the trainer clips, as nobody else does; what leaves again is clipped as a whole."""
+    (mine, optimizer), (reference, plain) = both(servers, mode, grad_clip=ClipGradByValue(1e-3))
+    for x, y in batches(4):
+        for model, each in ((mine, optimizer), (reference, plain)):
+            each.zero_grad()
+            for _ in range(1 if touch is None else 2):
+                F.cross_entropy(model(x), y).backward()
+        nn.utils.clip_grad_value_(reference.parameters(), 1e-3)
+        optimizer.step()
+        plain.step()
+        optimizer.flush()
+        assert all(
+            torch.equal(one.grad, other.grad)  # type: ignore[arg-type]  # backward has made them
+            for one, other in zip(mine.parameters(), reference.parameters(), strict=True)
+        )
+    assert_equal(mine, reference)
+
+
+def test_hooks_of_two_threads_send_one_after_the_other(servers: Servers) -> None:
+    """As autograd's of two devices do: no gradient is lost, none is torn."""
+    layers = [nn.Sequential(*[nn.Linear(6, 6) for _ in range(20)]) for _ in range(2)]
+    mine = nn.ModuleList(layers)
+    reference = copy.deepcopy(mine)
+    optimizer = joined(servers(1), mine, adam(mine), overlap=True, modes={"*": "sync"})
+    plain, inside, met = adam(reference), [0], list[int]()
+    right = optimizer.communicator.send_whole
+
+    def send_whole(gradients: Any) -> None:
+        inside[0] += 1
+        met.append(inside[0])
+        time.sleep(0.001)  # no wait: it lets the other thread run
+        right(gradients)
+        inside[0] -= 1
+
+    optimizer.communicator.send_whole = send_whole
+    (x, _), *_ = batches(1)
+    at_once(*(layer(x).mean().backward for layer in layers))
+    optimizer.step()
+    for layer in reference:
+        layer(x).mean().backward()
+    plain.step()
+    assert_equal(mine, reference)
+    assert max(met) == 1
 
 
 @pytest.mark.parametrize("finite", [True, False])
@@ -225,6 +316,7 @@ def test_after_a_change_nothing_leaves_early_for_longer_each_time() -> None:
         while not early.leaves(parameter, parameter.grad):
             early.end()
             rests[-1] += 1
+        early.gone()
         parameter.grad.mul_(2)
         early.look(scaled=False)
         assert not early and not early.leaves(parameter, parameter.grad)
