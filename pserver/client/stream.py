@@ -611,6 +611,7 @@ class RetryingStream:
         See [Note: sending again].
         """
         self._stream.cancel()
+        withdrawn = self._withdrawn == self._number  # by this end: that is no break
         while not self._closing and self.failure is None:
             since, times = self._breaking or (RUNNING(), 0)
             self._breaking = since, times + 1
@@ -631,7 +632,10 @@ class RetryingStream:
             except PServerError as error:
                 self.fail(self._explained(error))
             else:
-                log.warning("%s: opened a stream again (%s)", self._name, reason)
+                if withdrawn:
+                    self._breaking = None
+                else:
+                    log.warning("%s: opened a stream again (%s)", self._name, reason)
                 return self._take(stream)
         return False
 

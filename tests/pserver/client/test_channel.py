@@ -310,3 +310,30 @@ def test_a_request_that_has_left_in_part_is_withdrawn(monkeypatch: pytest.Monkey
     assert channel.pull(["b"], dropped).result(10).version == 2
     assert (channel.reconnects, played.asked) == (1, [[], ["b"]])
     channel.close()
+
+
+def test_a_stream_that_was_withdrawn_has_not_broken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that breaks a deadline later is the first that does, and nobody warns before."""
+    running, later, streams = retrying_stream.RUNNING, [0.0], list[int]()
+    monkeypatch.setattr(retrying_stream, "RUNNING", lambda: running() + later[0])
+
+    def serve(stream: Stream) -> None:
+        stream = SequencedStream(stream)
+        streams.append(len(streams) + 1)
+        number = streams[-1]
+        while (received := stream.receive()) is not None:
+            if received[0].kind == Kind.PULL and number == 2:
+                return
+            if received[0].kind == Kind.PULL and number == 3:
+                stream.send(Frame(kind=Kind.DONE, done=Done(version=number)))
+
+    channel = opened(serve)
+    channel.pull(["a"], dropped)
+    channel.withdraw()
+    assert not caplog.records
+    later[0] = 20.0  # the deadline is 10
+    assert channel.pull(["b"], dropped).result(10).version == 3
+    assert "opened a stream again" in caplog.text
+    channel.close()
