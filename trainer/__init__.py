@@ -21,8 +21,7 @@ In a job with servers, sync; file by file, in order:
 
  1. ``optimizer.py``: ``DistributedOptimizer.step`` takes GradScaler's scale out of ``p.grad``, and
     clips, unless the servers do; ``gradients/dgc.py`` compresses large ones, where the strategy
-    says so.  ``communicator/gradient_changes.py`` warns where the script has
-    clipped before a mean.
+    says so.  ``gradients/gradient_changes.py`` warns where the script has clipped before a mean.
  2. ``embedding/proxy.py``: tables give their pending row gradients, times the script's
     factors on ``proxy.grad``; ``communicator/tables.py`` collects them.
  3. ``senders/writes.py`` finds external writes, which are part of the step.

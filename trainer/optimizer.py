@@ -41,8 +41,8 @@ from transpiler.plan.plan import Plan
 
 if TYPE_CHECKING:  # which bring the transports, and a job without servers has no use for them
     from trainer.communicator.communicator import Communicator
-    from trainer.communicator.gradient_changes import GradientChanges
     from trainer.communicator.tables import Tables
+    from trainer.gradients.gradient_changes import GradientChanges
 
 T = TypeVar("T")
 Connect = Callable[["DistributedOptimizer"], None]

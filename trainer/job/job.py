@@ -49,7 +49,6 @@ from pserver.telemetry.metrics import current
 from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.collective.elastic_means import DenseSteps
 from trainer.communicator.communicator import Communicator, options_of
-from trainer.communicator.gradient_changes import changes_of
 from trainer.communicator.termination import REASON, spelled, termination
 from trainer.communicator.trace import TRACING
 from trainer.compat.flags import ProcessSettings
@@ -58,6 +57,7 @@ from trainer.embedding.rows import without_served_rows
 from trainer.environment.environment import Connection, Role, RoleMaker
 from trainer.gradients.averaging import dense_means_of
 from trainer.gradients.dgc import dgc_of, local_clip
+from trainer.gradients.gradient_changes import changes_of
 from trainer.gradients.gradient_merge import gradient_merge_of
 from trainer.job.files import FileSystem
 from trainer.job.part_saves import PartSaves

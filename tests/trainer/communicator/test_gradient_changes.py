@@ -18,7 +18,7 @@ from tests.support.threads import at_once
 
 Servers = Callable[[int], str]
 Change = Callable[[Any, Any], object]
-LOGGER = "trainer.communicator.gradient_changes"
+LOGGER = "trainer.gradients.gradient_changes"
 STEPS = 4
 
 
