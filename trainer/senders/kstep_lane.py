@@ -112,7 +112,8 @@ class KStepSender:
             self.tables[name].step(gradient, hparams)
 
     def note_values(self) -> None:
-        """Does nothing: only :meth:`start` replaces values outside of steps."""
+        """See :class:`LaneSender`: what they have replaced is no change of this trainer's."""
+        self.writes.note()
 
     def suspected(self) -> set[str]:
         """See :class:`LaneSender`: none, as a message brings them."""
@@ -206,6 +207,11 @@ class DiLoCoSender(KStepSender):
         """See :class:`LaneSender`."""
         super().close(hparams, overflow)
         self.window += 0 if overflow else 1
+
+    def note_values(self) -> None:
+        """See :class:`LaneSender`."""
+        super().note_values()
+        self._note_known()
 
     def _note_known(self) -> None:
         if self._lane.outlier_push != "off":
@@ -352,6 +358,11 @@ class GeoSender(KStepSender):
         """
         if self._taken:
             self._send_changes()
+        self.note_values()
+
+    def note_values(self) -> None:
+        """See :class:`LaneSender`.  Replies that are under way are of the values before."""
+        super().note_values()
         self.wait_for_replies()
         self._buffers.give_back(self._staged.take_out()[1])
         self._under_way.clear()

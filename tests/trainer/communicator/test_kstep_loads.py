@@ -18,7 +18,7 @@ from torch import nn
 from tests.support.diloco_rows import INNER, OUTER
 from tests.support.eager_jobs import batches, train
 from tests.support.seeded import seeded
-from tests.support.table_trainers import Servers, Trainer
+from tests.support.table_trainers import Servers, Trainer, sgd
 from tests.support.threads import at_once
 from trainer.job import save_load
 
@@ -313,3 +313,23 @@ def test_a_checkpoint_that_is_loaded_begins_a_window_and_the_outer_states(
         optimizer.load_state_dict(copy.deepcopy(states))
     alone.steps(6)
     assert_alike(job, alone)
+
+
+def test_values_that_are_read_whole_are_no_changes_of_the_reader(servers: Servers) -> None:
+    """What others have changed meanwhile reaches the servers once."""
+    endpoints, data = servers(2), [batches(6, seed=number) for number in (1, 2)]
+    reader, other = trainers = at_once(
+        *(lambda n=n: Trainer(endpoints, n, 2, net(), sgd, k_steps=1) for n in (0, 1))
+    )
+    for trainer, own in zip(trainers, data, strict=True):
+        train(trainer.model, trainer.optimizer, own)
+        trainer.job.communicator.drain()
+
+    reader.job.communicator.pull()
+    read = copy.deepcopy(reader.model.state_dict())
+    train(reader.model, reader.optimizer, [(torch.zeros(2, 6), torch.tensor([0, 0]))])
+    reader.job.communicator.drain()
+    moved = reader.job.communicator.served()
+    at_once(*(each.job.finish for each in trainers))
+    untouched = "0.weight"  # its gradient is 0, as the inputs are
+    assert torch.equal(moved[untouched], read[untouched])
