@@ -652,8 +652,7 @@ class Layout:
 
 PARTS = 256
 KEYS = PARTS * PART_SPAN  # of ids: see :meth:`Index.within`
-# entries of the smallest part at first: it has a page of memory in any case
-FIRST = 128
+FIRST = 16  # entries of the smallest part at first
 SIDE = 2**23  # entries that are reserved for a side
 # entries that a side has beyond its part's size, at least; runs and searches need ``MOST_PROBES``
 ROOM = 2**12
