@@ -95,8 +95,8 @@ build/movielens/train.tsv: | .venv/.examples
 	@$(BIN)/python -m trainer.examples.click_files build/movielens
 
 test: .venv/.dev
-	@echo "== tests, six files at a time"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --again $(WORKERS) 6 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@echo "== tests, four files at a time"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --again $(WORKERS) 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: .venv/.dev
 	@echo "== fast tests, two files at a time"
