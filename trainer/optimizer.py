@@ -95,7 +95,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._inner = optimizer
         self.dgc = dgc
         self._tables = tables
-        self._early = EarlyGradients(self._withdraw) if overlap else None
+        self._overlap = EarlyGradients(self._withdraw) if overlap else None
         # held while a gradient leaves: of each device a thread of autograd's runs its hooks
         self._leaving = threading.RLock()
         self._merge = merge
@@ -117,8 +117,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._first_group = 0
         self._held: tuple[Plan | None, dict[str, bool]] = None, {}  # see stepped_here
         connect(self)
-        if self._early is not None:
-            self._send_early(self._early)
+        if self._overlap is not None:
+            self._send_early(self._overlap)
 
     if not TYPE_CHECKING:
 
@@ -135,8 +135,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             first_group: the number in the plan of its first parameter group.
         """
         self._connection, self._first_group, self.early = communicator, first_group, None
-        if self._early is not None:
-            communicator.take_back = self._early.take_back
+        if self._overlap is not None:
+            communicator.take_back = self._overlap.take_back
         self.lanes = communicator.plan.lanes_of(number)
 
     def _share(self) -> None:
@@ -217,8 +217,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._changes.check()
         if self.dump is not None:
             self.dump.step(self.steps)
-        if self._early is not None:
-            self._early.look(scaled=is_scaled(self))
+        if self._overlap is not None:
+            self._overlap.look(scaled=is_scaled(self))
         overflow = self._overflowed()
         if self._merge is None:
             self._update(loss, overflow)
@@ -246,8 +246,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         communicator.settle()
         if self._stepping:
             self._withdraw()
-            if self._early is not None:
-                self._early.forget()
+            if self._overlap is not None:
+                self._overlap.forget()
             self._stepping = False
 
     def _withdraw(self) -> None:
@@ -326,7 +326,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _step_together(self, communicator: Communicator, overflow: bool) -> None:
         tables = tables_in(communicator.plan, self.lanes)
-        left = set(self._early or ())  # during backward
+        left = set(self._overlap or ())  # during backward
         if left:
             communicator.look_again()
         if not overflow:
@@ -347,8 +347,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 communicator.send_rows(self._tables.gradients(tables))
         elif self._tables is not None:
             self._tables.discard(tables)
-        if self._early is not None:
-            self._early.end()
+        if self._overlap is not None:
+            self._overlap.end()
         self._close_and_finish(communicator, overflow)
 
     def _close_and_finish(self, communicator: Communicator, own: bool) -> None:

@@ -224,7 +224,7 @@ def of_servers(given_to: str, strategy: DistributedStrategy | None, servers: Ser
         communicator.plan.lanes,
         communicator._options,
         [client._start_timeout for client in communicator.clients],
-        optimizer._early is not None,
+        optimizer._overlap is not None,
         of_steps(optimizer),
         communicator.plan.averaged,
         of_the_whole_job(),

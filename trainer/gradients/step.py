@@ -112,7 +112,7 @@ def divided(
 
 # ---- changes ----
 #
-# What shows that a script has written to a gradient in a way that moves no version.
+# Signs of a write to a gradient that moves no version.
 
 
 FIRST_STEPS, EVERY = 3, 1000  # elements are compared at steps 1 to 3, and at every 1,000th

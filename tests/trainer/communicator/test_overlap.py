@@ -174,7 +174,7 @@ def test_what_a_gradient_holds_at_the_step_counts(
         optimizer.communicator.drain()
 
     def noted(parameter: torch.Tensor) -> None:
-        early.append(parameter in set(optimizer._early))
+        early.append(parameter in set(optimizer._overlap))
 
     first(mine).register_post_accumulate_grad_hook(noted)  # type: ignore[no-untyped-call]  # torch's own
     train(mine, optimizer, TOUCHES[touch], touched, drain)
@@ -239,7 +239,7 @@ def test_what_servers_hold_is_asked_for_before_the_step(
 def test_clipping_by_value_clips_what_leaves_early(
     servers: Servers, touch: str | None, mode: str
 ) -> None:
-    """Where the trainer clips, as nobody else does; what leaves again is clipped as a whole."""
+    """The trainer clips, as no server does; a gradient that leaves again is clipped as a whole."""
     (mine, optimizer), (reference, plain) = both(servers, mode, grad_clip=ClipGradByValue(1e-3))
     for x, y in batches(4):
         for model, each in ((mine, optimizer), (reference, plain)):
