@@ -142,7 +142,7 @@ def _starts() -> bool:
 
 
 class _Starts:
-    """What a command uses of ``subprocess``, by forks where it can be.
+    """The functions of ``subprocess`` that a command uses, by forks where it can be.
 
     Args:
         server: that forks.

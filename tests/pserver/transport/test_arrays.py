@@ -30,7 +30,7 @@ def named(forms: list[tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, torch.T
 
 
 def bits(arrays: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    """What arrays are, NaN included."""
+    """The dtype, shape and bytes of each array: they compare NaN, too."""
     return {
         name: (str(each.dtype), tuple(each.shape), bytes(frames.buffer_of(each)))
         for name, each in arrays.items()

@@ -316,7 +316,7 @@ def test_a_checkpoint_that_is_loaded_begins_a_window_and_the_outer_states(
 
 
 def test_values_that_are_read_whole_are_no_changes_of_the_reader(servers: Servers) -> None:
-    """What others have changed meanwhile reaches the servers once."""
+    """Changes that others make meanwhile reach the servers once."""
     endpoints, data = servers(2), [batches(6, seed=number) for number in (1, 2)]
     reader, other = trainers = at_once(
         *(lambda n=n: Trainer(endpoints, n, 2, net(), sgd, k_steps=1) for n in (0, 1))

@@ -132,7 +132,7 @@ class Trainer:
         self.optimizer.step()
 
     def ends(self) -> Played:
-        """What it has seen, and what there is in the end."""
+        """Its rows so far, and the values and counts at the end."""
         self.optimizer.flush()
         model, every = self.model, torch.arange(IDS)
         read, model.read = model.read, []
@@ -207,7 +207,7 @@ def test_the_cases_have_all_pairs() -> None:
 
 
 def play(servers: Servers, case: Case, depth: int, monkeypatch: pytest.MonkeyPatch) -> list[Played]:
-    """What each trainer of a job has seen."""
+    """The story of each trainer of a job."""
     clock = Clock(case.trainers)
     with monkeypatch.context() as patched:
         for room, name in ((tables, "LockedTable"), (job, "Decisions")):
