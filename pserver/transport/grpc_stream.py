@@ -43,7 +43,7 @@ from pserver.transport.endpoint import spell
 from pserver.transport.frames import decode, encode_header
 from pserver.transport.grpc_port import CLIENT_OPTIONS, MESSAGE_BYTES, GrpcPort
 from pserver.transport.grpc_security import bearer_of, open_channel
-from pserver.transport.stream import Buffer, Handler, Land, OpenStreams, Pipe, Stream, bytes_of
+from pserver.transport.stream import Buffer, Handler, Land, OpenStreams, Pipe, bytes_of
 from pserver.wire_pb2 import Frame
 
 SERVICE = "pserver.ParameterServer"
@@ -168,6 +168,7 @@ class Exchanges:
     ) -> None:
         self._streams, self._checksum = OpenStreams(handle), checksum
         self._most = limits.hello_bytes
+        self._admits_all = limits is ANY_FIRST_FRAME
         self._pool = ThreadPoolExecutor(limits.connections, thread_name_prefix="grpc exchange")
 
     def add_to(self, port: GrpcPort) -> None:
@@ -188,6 +189,8 @@ class Exchanges:
         self, requests: Iterator[bytes], context: grpc.ServicerContext, port: GrpcPort
     ) -> Iterator[bytes]:
         """Serves one call.  See [Note: two threads a stream, on the accepting end]."""
+        if self._admits_all:  # before it knows that it is connected, and sends without end
+            port.admit(context)
         stream = GrpcStream(port.peer(context), self._most)
         stream.bearer = bearer_of(context)
         stream.checked = self._agree(stream, context)
@@ -236,12 +239,7 @@ class GrpcListener:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="grpc")  # its method has its own
         self._grpc = GrpcPort(host, port, self._pool, keys, Limits())
         self.port = self._grpc.port
-
-        def admitted(stream: Stream) -> None:
-            stream.admit()  # no HELLO is needed here
-            handle(stream)
-
-        self._exchanges = Exchanges(admitted, checksum=checksum)
+        self._exchanges = Exchanges(handle, checksum=checksum)
         self._exchanges.add_to(self._grpc)
         self._grpc.start()
 

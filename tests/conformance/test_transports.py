@@ -21,7 +21,14 @@ from pserver.errors import PServerError, Unreachable
 from pserver.launcher.cluster import free_port
 from pserver.transport import shm
 from pserver.transport.registry import TRANSPORTS, Transport
-from pserver.transport.stream import FRAME_BYTES, LANDED, LIMIT_ITEMS, Listener, Stream
+from pserver.transport.stream import (
+    FRAME_BYTES,
+    LANDED,
+    LIMIT_ITEMS,
+    Listener,
+    OpenStreams,
+    Stream,
+)
 from pserver.transport.tcp import BUFFER_BYTES, GATHERED_BYTES, LANDING_BYTES
 from pserver.wire_pb2 import BYE, GRADIENT, HELLO, PULL, VALUE, Frame, Part
 from tests.support.cluster_keys import SecuredTransport
@@ -285,22 +292,32 @@ def test_the_client_sees_the_server_end(transport: Transport) -> None:
             stream.send(Frame(kind=GRADIENT), [b"late"])
 
 
-def test_a_refusal_arrives_while_the_peer_still_sends(transport: Transport) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_a_refusal_arrives_while_the_peer_still_sends(
+    transport: Transport, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The accepting end says why, and ends the stream; the connecting end, in the middle of 64 MB,
-    reads it.
+    reads it: also where the handler's thread begins when nothing more can leave.
     """
+    began, run = Event(), OpenStreams.run
+
+    def run_late(streams: OpenStreams, stream: Stream) -> None:
+        assert began.wait(SECONDS)
+        run(streams, stream)
+
+    monkeypatch.setattr(OpenStreams, "run", run_late)
 
     def refuse(stream: Stream) -> None:
         stream.receive()
         stream.send(Frame(kind=BYE, step=42))
 
-    def send_all() -> None:
-        for _ in range(32):
-            stream.send(Frame(kind=VALUE), [bytes(2**21)])
-
     with listening(transport, refuse) as listener:
         stream = open_stream(transport, listener)
-        sender = caught(send_all)
+        progress: list[float] = []
+        sender = caught(lambda: send_until_blocked(stream, progress, frames=64))
+        if late:
+            eventually(lambda: bool(progress) and time.monotonic() - progress[-1] > 0.2)
+        began.set()
         got = stream.receive()
         assert got is not None and (got[0].kind, got[0].step) == (BYE, 42)
         assert stream.receive() is None

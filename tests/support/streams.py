@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -98,9 +99,9 @@ def caught(action: Callable[[], object]) -> Queue[object]:
     return result
 
 
-def send_until_blocked(stream: Stream, progress: list[float]) -> None:
-    """Sends for ever; ``progress`` gets the time of each frame that left."""
+def send_until_blocked(stream: Stream, progress: list[float], frames: float = math.inf) -> None:
+    """Sends so many frames of 1 MB; ``progress`` gets the time of each that left."""
     megabyte = bytes(2**20)
-    while True:
+    while len(progress) < frames:
         stream.send(Frame(kind=VALUE), [megabyte])
         progress.append(time.monotonic())
