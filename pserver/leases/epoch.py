@@ -944,18 +944,20 @@ class EpochLeases:
 def begun_again(leases: EpochLeases, trainers: int) -> EpochLeases:
     """The leases for trainers that all start again: nothing is leased, and all have equally many
     batches left.  Where one was gone, these numbers differ, or it has none, and what is left is
-    divided anew.
+    divided anew; of data of unknown length, at its end, what some had not yet taken of the batches
+    that others have.
     """
     leases.read = True
     leases._idle.clear()
     for trainer in list(leases._leased):
         leases.take_back(trainer)
     known = leases._segments is None or leases._segments.known
-    dealt = {*leases._own, *range(trainers)} if leases._own else ()
+    dealt = {*leases._own, *(range(trainers) if known and leases._own else ())}
     left = {leases._batches_of(trainer) for trainer in dealt}
-    if known and not leases.epoch.uneven and len(left) > 1:
-        for own in leases._own.values():
-            leases._give_up(own, own.size)
+    if len(left) > 1 and not leases.epoch.uneven:
+        for trainer, own in leases._own.items():
+            missed = (leases._batches_of(trainer) - min(left)) * leases.epoch.batch_size
+            leases._give_up(own, own.size if known else missed)
     return leases
 
 

@@ -561,20 +561,17 @@ def test_schedules_find_an_epoch_that_deals_wrongly(
     fail(Leases)
 
 
+def job_of(kind: str, **other: Any) -> Leases:
+    """A job of two lives that step together."""
+    job = Leases()
+    usual = {"batch": 1, "files": [0], "every": 1, "drop_last": False, "catches_up": False}
+    job.begins(kind=kind, **(usual | {"return_at_last": False} | other))
+    return job
+
+
 def test_a_trainer_that_was_given_up_has_a_part_when_the_job_begins_again() -> None:
     """Otherwise the others' steps wait for it, and it waits for the end of the pass."""
-    job = Leases()
-    job.begins(
-        kind="samples, sync",
-        trainers=1,
-        batch=1,
-        size=12,
-        files=[0],
-        every=1,
-        drop_last=False,
-        return_at_last=False,
-        catches_up=False,
-    )
+    job = job_of("samples, sync", trainers=1, size=12)
     job.a_trainer_asks(lost=False, most=1, nth=0)
     job.the_job_is_saved()
     job.the_job_begins_again(batch=1, trainers=2)
@@ -583,3 +580,17 @@ def test_a_trainer_that_was_given_up_has_a_part_when_the_job_begins_again() -> N
     job.the_job_is_saved()
     job.the_job_begins_again(batch=1, trainers=2)
     job.teardown()
+
+
+def test_stripes_of_unknown_length_are_even_when_the_job_begins_again() -> None:
+    """Trainer 1 has stepped without trainer 0: who has more batches left gives up what it has
+    missed, or its last step waits for one that has none.
+    """
+    job = job_of("iterable, sync", trainers=2, size=12)
+    job.a_trainer_is_lost(kept=False, nth=0)
+    job.a_trainer_goes_on(nth=0, times=2, most=1)
+    job.a_step_is_decided(nth=0, without=False, applied=True)
+    job.the_job_is_saved()
+    job.the_job_begins_again(batch=1, trainers=2)
+    job.teardown()
+    assert [job.decided[0].total(), job.table.accounts[0].left_out] == [11, 1]
