@@ -94,6 +94,18 @@ def test_a_table_is_what_torch_makes_of_the_whole_parameter(name: str, dtype: st
     assert not np.allclose(plain, moved, rtol=1e-3)
 
 
+@pytest.mark.parametrize("name", RULES)
+def test_a_kernel_leaves_rows_alone_whose_ids_have_none(name: str):
+    """Place -1 is no row: not the last one, as numpy has it."""
+    updater = table_of({(0, DIM): RULES[name]}, "float64")._updater
+    records = np.full((4, updater._rows.layout.columns), 0.5)
+    updater.step = 1
+    hparams = updater.hparams([RULES[name].hparams])
+    updater._update(records, np.array([1, -1]), np.ones((2, DIM)), hparams)
+    assert (records[1] != 0.5).any()
+    assert (records[[0, 2, 3]] == 0.5).all()
+
+
 def test_no_other_rule_fits():
     """The rules differ by far more than the tolerance, pairwise, so what equals one of them is that
     one.
