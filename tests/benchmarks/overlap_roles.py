@@ -1,9 +1,10 @@
 """A trainer whose device is emulated: how much of the wire does it hide behind the device's work?
 
-The device has two streams, of which each keeps the time at which it will be done.  Work and copies
-move that time and cost no processor.  As with a GPU the script's thread runs ahead, and waits where
-the trainer's own code waits: for a copy, for the flags of written parameters, or where torch's
-blocking copies wait for the stream.  Gradients and values are zeros, and are never moved.
+The device has two streams, of which each keeps the time at which it will be done.  Work, copies and
+a local optimizer's steps move that time and cost no processor.  As with a GPU the script's thread
+runs ahead, and waits where the trainer's own code waits: for a copy, for the flags of written
+parameters, or where torch's blocking copies wait for the stream.  Gradients and values are zeros,
+and are never moved.
 
 Lines: "SECONDS STEPS", the work of a step (of a window, in the k-step mode) and how many of them;
 the answer: the seconds that they took, until every one was applied.
@@ -24,6 +25,7 @@ from torch import nn
 
 LAYERS, K_STEPS = 8, 4
 PINNED_BYTES, PAGEABLE_BYTES = 20e9, 6e9  # a second, between main memory and the device
+DEVICE_BYTES = 1e12  # a second, of the device's own memory
 CONFIGS: dict[str, dict[str, Any] | None] = {  # a_sync_configs; None: sync
     "sync": None,
     "sync, overlap": {"overlap": True},
@@ -85,6 +87,20 @@ class Device:
     def wait(self, blocking_bytes: int = 0) -> None:
         """Waits for the work, and for a blocking copy behind it."""
         Done(max(time.perf_counter(), self._work) + blocking_bytes / PAGEABLE_BYTES).synchronize()
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Makes the steps of an optimizer work of the device: values, gradients, values."""
+        every = (each for group in optimizer.param_groups for each in group["params"])
+        tensors = [each for each in every if self.holds(each)]
+        size = 3 * sum(each.nbytes for each in tensors)
+
+        def step() -> None:
+            self.compute(size / DEVICE_BYTES)
+            with torch.no_grad():
+                for each in tensors:
+                    each[:1].zero_()  # they count as written
+
+        optimizer.step = step  # type: ignore[method-assign, assignment]
 
 
 def install(device: Device) -> None:
@@ -238,7 +254,9 @@ def emulated(endpoint: str, mode: str, kind: str, size: int) -> None:
         inputs = [torch.from_numpy(ids) for ids, _ in batches(0)]
     model = Layers(device, size, table)
     trained = fleet.distributed_model(model)
-    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=1e-3))
+    own = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = fleet.distributed_optimizer(own)
+    device.update(own)
     window, steps = (K_STEPS if mode == "k-step" else 1), 0
 
     def ask(line: str) -> float:
