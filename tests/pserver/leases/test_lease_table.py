@@ -204,6 +204,37 @@ def test_what_was_handed_back_counts_when_its_end_is_known(saved: bool) -> None:
     assert table.accounts[0].handed_back == 11
 
 
+@pytest.mark.parametrize(
+    ("consumed", "kept"), [({}, (30, 40)), ({0: [(0, 10, 15)]}, (35, 40))], ids=["", "decided"]
+)
+def test_who_returns_has_as_many_batches_left_as_the_others(
+    consumed: dict[int, list[tuple[int, int, int]]], kept: tuple[int, int]
+) -> None:
+    """It gives up the first of its stripe; steps that are decided and not counted yet, too."""
+    table = joined(0, 1)
+    for trainer in (0, 1):
+        table.lease(trainer, "a", LeaseAsked(1, STRIPED, 100))
+        table.decided(trainer, "a", [(0, 20 * trainer, 20 * trainer + 5)])
+    table.remove(1, "a")
+    table.decided(0, "a", [(0, 5, 10)])
+
+    assert table.admits(1, consumed)
+    table.expect(1, consumed)
+    table.join(1, "b")
+    assert table.lease(1, "b", LeaseAsked(1, STRIPED, 100)).ranges == (kept,)
+
+
+def test_a_process_that_takes_a_number_takes_no_lease_with_it() -> None:
+    """The earlier one of that number is lost: what it had is dealt again."""
+    table = joined(0)
+    table.lease(0, "a", LeaseAsked(1, ON_DEMAND, 1))
+    table.join(0, "b")
+
+    assert table.lease(0, "b", LeaseAsked(1, ON_DEMAND, 1)).ranges == ((0, 5),)
+    with pytest.raises(ValueError, match="expected incarnation b, got a"):
+        table.lease(0, "a", LeaseAsked(2, ON_DEMAND, 1))
+
+
 def test_a_saved_table_goes_on_in_batches_of_another_size() -> None:
     """As where a script divides its batch size by the number of trainers.  Not where trainers that
     step together had divided the pass, nor where one of several says another size.
