@@ -282,7 +282,8 @@ def test_a_job_whose_process_dies_ends_as_one_of_which_none_dies(
 
     assert "starts the job again (restart 1 of 1)" in text, text
     if "server" in victim:
-        assert re.search(r"server \d cannot be restarted alone: .*in sync mode all go back", text)
+        back = r"server \d cannot be restarted alone: .*in sync mode all go back"
+        assert re.search(back, text), text
     assert len(re.findall(r"trainer [01] *\| continues from", text)) == 2, text
     check_whole(plan, text, servers)
     assert "starts the job again" not in (processes.path / "logs" / "trainer-0.log").read_text()

@@ -63,9 +63,11 @@ class Model(nn.Module):
         self.users = DistributedEmbedding(4, name="users", init=START, **shared)
         self.again = DistributedEmbedding(4, name="users", init=START, **shared)
         self.bags = DistributedEmbedding(4, name="bags", pooling="sum", init=START, **bags)
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            self.out = nn.Linear(12, 1)
+        self.out = nn.Linear(12, 1)
+        own = torch.Generator().manual_seed(0)  # torch's is of all trainers, which are threads
+        with torch.no_grad():
+            for each in self.out.parameters():
+                each.uniform_(-0.3, 0.3, generator=own)
         self.read: list[Tensor] = []
 
     def forward(self, x: Tensor, offsets: Tensor) -> Tensor:
