@@ -38,10 +38,16 @@ if "serve" in sys.orig_argv:
 
     commit = checkpoint.Writer.commit
 
+    def is_first():  # two servers may write at once
+        try:
+            Path("died").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
     def dies(self, meta):  # all of its part is there but the manifest
-        first = Path("saved/checkpoints.json").exists() and not Path("died").exists()
-        if first and os.environ["DIES"] in str(self._place):
-            Path("died").touch()
+        saved = Path("saved/checkpoints.json").exists()
+        if saved and os.environ["DIES"] in str(self._place) and is_first():
             os.kill(os.getpid(), signal.SIGKILL)
         return commit(self, meta)
 
@@ -239,9 +245,9 @@ def together(mode: str, victim: str) -> Plan:
     return Plan(mode, False, configs, data="samples", samples=80, at=tuple(at))
 
 
-def check_whole(plan: Plan, text: str) -> None:
-    """The values are those of a job of which nobody died: each sample counts once an epoch, with
-    half of it in a mean over two, and each step.
+def check_whole(plan: Plan, text: str, slices: int) -> None:
+    """The values of all slices are those of a job of which nobody died: each sample counts once an
+    epoch, with half of it in a mean over two, and each step.
     """
     (one, other) = records(text)[-2:]
     assert one["columns"] == other["columns"] and one["samples"] == other["samples"]
@@ -249,7 +255,7 @@ def check_whole(plan: Plan, text: str) -> None:
     steps = plan.epochs * plan.samples // plan.batch // 2
     assert one["steps"] == steps, text
     each: Sequence[Sequence[float]] = [[steps * GRADIENT / 2]] * 2
-    assert one["columns"] and all(values == each for values in one["columns"]), text
+    assert one["columns"] == [each] * slices, text
 
 
 @pytest.mark.parametrize(
@@ -285,7 +291,7 @@ def test_a_job_whose_process_dies_ends_as_one_of_which_none_dies(
         back = r"server \d cannot be restarted alone: .*in sync mode all go back"
         assert re.search(back, text), text
     assert len(re.findall(r"trainer [01] *\| continues from", text)) == 2, text
-    check_whole(plan, text)
+    check_whole(plan, text, servers or 1)
     assert "starts the job again" not in (processes.path / "logs" / "trainer-0.log").read_text()
 
 
@@ -309,7 +315,7 @@ def test_a_job_goes_on_from_its_checkpoint_on_other_servers(
     text = ended(launched(processes, plan, 3, *saving))
 
     assert len(re.findall(rf"continues from \S*{names[-1]}", text)) == 2, text
-    check_whole(plan, text)
+    check_whole(plan, text, 2)  # 18,000 elements: a slice has 8,192 or more
 
 
 @pytest.mark.long
