@@ -65,6 +65,7 @@ class RecordedPart:
         returned: of a server that has come back: the number of the last record before that; None:
             it has not.  See [Note: two files of one server].
         last: the number of the last record.
+        decided: that of the last one that decides a step; 0: none does.
         open: records that decide steps which the file does not have.
         damage: the first entry that is not what was written, and all after it; None: there is none.
         torn: it ends in the middle of an entry.
@@ -79,6 +80,7 @@ class RecordedPart:
     entries: int = 0
     returned: int | None = None
     last: int = 0
+    decided: int = 0
     open: set[int] = field(default_factory=set)
     damage: Damaged | None = None
     torn: bool = False
@@ -175,6 +177,7 @@ def _look_at_records(part: RecordedPart, place: EntryPlace) -> None:
             raise Damaged(f"{part.path.name}: expected record {part.last + 1}, got {record.number}")
         part.last = record.number
         if isinstance(record.what, Decided):
+            part.decided = record.number
             part.open.add(record.number)
         elif isinstance(record.what, Joined) and not part.run:
             part.run = record.what.process.incarnation
@@ -205,6 +208,11 @@ class RecordedLog:
     def until(self) -> int:
         """The last record up to which every server has every step that it has not lost."""
         return min(part.whole_until for part in self.parts)
+
+    @property
+    def decided(self) -> int:
+        """The last record that decides a step, whether or not every server has it."""
+        return max(part.decided for part in self.parts)
 
     def at(self, server: int, record: int, back: bool = False) -> int:
         """The process of a server that held the state as of a record: its place in the chain.
@@ -673,7 +681,7 @@ def replay(
     began = "the log's beginning" if begin is None else f"record {begin.record}"
     for warning in log.warnings():
         _say(console, f"warning: {warning}")
-    if last < max(part.last for part in log.parts) and until is None:
+    if last < log.decided and until is None:
         _say(console, f"warning: not every server has all steps behind record {last}")
     listed = ", ".join(f"trainer {trainer} {steps[trainer]}" for trainer in sorted(steps))
     _say(

@@ -15,9 +15,9 @@ from rich.console import Console
 
 from pserver.errors import Refused
 from pserver.operations.replay import RecordedPart, recorded_log, replay
-from pserver.wire_pb2 import StatusRequest
+from pserver.wire_pb2 import LeaveRequest, StatusRequest
 from tests.support.job_frames import DEADLINE
-from tests.support.reloading_jobs import World
+from tests.support.reloading_jobs import World, until
 
 Held = dict[str, torch.Tensor]
 
@@ -227,6 +227,25 @@ def test_damage_in_a_file_counts_where_the_file_does(story: Story) -> None:
     shutil.move(first.path, story.path / "away")
     with pytest.raises(Refused, match="expected the parts of all 2 servers"):
         story.replayed()
+
+
+@pytest.mark.parametrize("what", ["its leaves", "a step"])
+def test_a_server_lacks_the_last_records(story: Story, what: str) -> None:
+    """Where one of them decides a step, that is said; a trainer that has left changes no value."""
+    story.step(2)
+    servers = story.world.servers
+    for server, part in zip(servers, story.world.trainers[1], strict=True):
+        server.job.leave(LeaveRequest(session=part.session, success=True))
+    last = max(server.job.installed().decisions.last for server in servers)
+    until(lambda: all(s.job.installed().decisions.last == last for s in servers))
+    story.end()
+    (part,) = story.chain()
+    ends = [p.end for p in part.places() if p.entry.HasField("applied")]
+    assert part.last == last > part.decided
+    part.path.write_bytes(part.path.read_bytes()[: ends[-1 if what == "its leaves" else -2]])
+
+    said = story.replayed()[1]
+    assert ("not every server has all steps" in said) == (what == "a step"), said
 
 
 def test_a_checkpoint_that_is_saved_at_once_names_the_record(story: Story) -> None:
