@@ -60,7 +60,8 @@ class Chains(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patch, self.root = pytest.MonkeyPatch(), ""
+        self.patch, self.scratch, self.root = pytest.MonkeyPatch(), tempfile.mkdtemp(), ""
+        self.moves = 0
         self.states: dict[str, State] = {}  # by identity
         self.held: dict[str, Saved] = {}  # by place
         self.bases: list[Saved] = []
@@ -70,14 +71,13 @@ class Chains(RuleBasedStateMachine):
     def begin(self, url: bool, small: bool) -> None:
         self.patch.setattr(os, "fsync", lambda file: None)  # for it see test_checkpoint_killed.py
         self.patch.setattr(checkpoint, "FILE_BYTES", 1000 if small else 2**32)
-        self.root = f"memory://{uuid.uuid4().hex}" if url else tempfile.mkdtemp()
+        self.root = f"memory://{uuid.uuid4().hex}" if url else f"{self.scratch}/first"
 
     def teardown(self) -> None:
         self.patch.undo()
         if "://" in self.root and fsspec.filesystem("memory").exists(self.root):
             fsspec.filesystem("memory").rm(self.root, recursive=True)
-        elif "://" not in self.root:
-            shutil.rmtree(self.root, ignore_errors=True)
+        shutil.rmtree(self.scratch, ignore_errors=True)
 
     def path(self, name: str) -> str:
         return f"{self.root}/{name}"
@@ -169,7 +169,10 @@ class Chains(RuleBasedStateMachine):
     @rule()
     def move(self) -> None:
         """All places together: they are named relative to one another."""
-        moved = f"{tempfile.mkdtemp()}/all"
+        self.moves += 1
+        moved = f"{self.scratch}/moved-{self.moves}/all"
+        os.makedirs(os.path.dirname(moved))
+        os.makedirs(self.root, exist_ok=True)  # nothing may have been saved yet
         os.rename(self.root, moved)
         self.root, identities = moved, {name: each.identity for name, each in self.held.items()}
         self.held = {name: checkpoint.saved_in(self.path(name)) for name in self.held}
