@@ -14,9 +14,11 @@ hashes, so a part that grows is read and written nearly from front to back.  No 
 modulo the size: a part runs over its end into memory that is reserved for it anyway.
 
 Parts begin in different sizes and grow by half, each when it is three quarters full.  So they grow
-one after another, whatever the table's size, and no call waits for more than a few of them.  A part
-has two sides, of which it uses one and grows into the other; the memory of the side that it leaves
-is given back to the system.
+one after another, whatever the table's size, and no call waits for more than a few of them.  Small
+parts lie side by side, those that have grown as often in one region: a job may have a hundred small
+tables, and each search would be in another page of memory.  From the ``SMALL``-th growth on a part
+has two sides of its own, of which it uses one and grows into the other.  The memory of a region
+that all parts have left, or of a side, is given back to the system.
 
 [Note: ids that agree]  The hash is known, so ids can be chosen whose places are the same, or fill a
 run.  So no id stands further behind its place than ``MOST_PROBES`` entries, and no search goes
@@ -55,6 +57,7 @@ import os
 import secrets
 import sys
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -653,12 +656,29 @@ class Layout:
 PARTS = 256
 KEYS = PARTS * PART_SPAN  # of ids: see :meth:`Index.within`
 FIRST = 16  # entries of the smallest part at first
+SMALL = 14  # growths of a part from which on it has sides of its own
+SMALL_UNRESERVED = 6  # the same, where memory cannot be reserved
 SIDE = 2**23  # entries that are reserved for a side
 # entries that a side has beyond its part's size, at least; runs and searches need ``MOST_PROBES``
 ROOM = 2**12
 FETCHED = 256  # bytes of a record that are prefetched, at most, when its slot is found
 NOTHING = (0, 0, 0)
-UNUSED = 2**15  # bytes of a side below which zeros are written instead of giving it back
+UNUSED = 2**15  # bytes below which zeros are written instead of giving them back
+
+
+def _size(grown: float) -> int:
+    """The entries of a part that has grown so often."""
+    return int(FIRST * 1.5**grown)
+
+
+# Of the regions of small parts, by growths: the entries from one part to the next, and the first
+# entry, at a large page.  A part is three quarters full at most, so what stands behind its end
+# are fewer entries than that.  The second half of a region is for parts that are mixed anew.
+STRIDES = [_size(grown + 1) * 7 // 4 + 1 for grown in range(SMALL)]
+_PAGE = LARGE_PAGE // 16  # entries
+REGIONS = [  # and behind them where the sides begin
+    *accumulate((-(-2 * PARTS * each // _PAGE) * _PAGE for each in STRIDES), initial=0)
+]
 
 
 class Watcher(Protocol):
@@ -690,24 +710,44 @@ class Index:
 
     def __init__(self) -> None:
         self.ids = GrowingArray(0, np.int64)
-        self._side = SIDE
-        self._entries = GrowingArray(0, np.int64, 4 * PARTS * self._side * 8, large=False)
-        while len(self._entries.array) < 4 * PARTS * self._side and self._side > 2 * ROOM:
+        self._side, self._small = SIDE, SMALL
+        self._entries = self._reserved()
+        if len(self._entries.array) < self._words:
+            self._small = SMALL_UNRESERVED
+        while len(self._entries.array) < self._words and self._side > 2 * ROOM:
             self._side //= 2
-        self._entries.need(4 * PARTS * self._side)
+        self._entries.need(self._words)
         self.watcher = None
         self._reset()
+
+    @property
+    def _words(self) -> int:
+        """Of all entries, in regions and sides."""
+        return 2 * (REGIONS[self._small] + 2 * PARTS * self._side)
+
+    def _reserved(self) -> GrowingArray:
+        return GrowingArray(0, np.int64, self._words * 8, large=False)
 
     def _reset(self) -> None:
         # how often each part has grown; each begins a little larger than the one before
         self._grown = np.arange(PARTS) / PARTS
-        self._sizes = (FIRST * 1.5**self._grown).astype(np.int64)
+        self._sizes = np.array([_size(grown) for grown in self._grown], np.int64)
         self._seeds: Array | None = None
         self._which = np.zeros(PARTS, np.int64)
-        self._base = 2 * self._side * np.arange(PARTS, dtype=np.int64)
+        self._base = self._begins()
         self._counts, self._reach = np.zeros(PARTS, np.int64), np.zeros(PARTS, np.int64)
         self._heads = np.array([-1, 0], np.int64)
         self._count = 0
+
+    def _begin(self, part: int) -> int:
+        """The first entry of a part, as often as it has grown, in the half or side that it uses."""
+        grown, which = int(self._grown[part]), int(self._which[part])
+        if grown < self._small:
+            return REGIONS[grown] + (which * PARTS + part) * STRIDES[grown]
+        return REGIONS[self._small] + (2 * part + which) * self._side
+
+    def _begins(self) -> Array:
+        return np.array([self._begin(part) for part in range(PARTS)], np.int64)
 
     def __len__(self) -> int:
         return self._count
@@ -792,11 +832,14 @@ class Index:
         return slots
 
     def _grow(self, part: int) -> None:
-        self._grown[part] += 1
-        size = int(FIRST * 1.5 ** float(self._grown[part]))
+        left, size = int(self._grown[part]), _size(self._grown[part] + 1)
         if size + max(ROOM, size // 64) > self._side:
             self._widen()
+        self._grown[part] += 1
         self._move(part, size)
+        if left < self._small and int(self._grown.min()) > left:
+            begin, end = REGIONS[left : left + 2]
+            self._entries.forget(begin * 16, (end - begin) * 16)
 
     def mix_anew(self, part: int) -> None:
         """See [Note: ids that agree]."""
@@ -813,7 +856,7 @@ class Index:
         begin = int(self._base[part])
         end = begin + int(self._reach[part])
         self._which[part] ^= 1
-        self._base[part] = (2 * part + self._which[part]) * self._side
+        self._base[part] = self._begin(part)
         self._sizes[part] = size
         fresh = int(self._base[part])
         if size * 16 >= LARGE_PAGE:
@@ -832,22 +875,31 @@ class Index:
         ):
             self._entries.array[2 * fresh : 2 * (fresh + int(self._reach[part]))] = 0
             self._choose_seed(part)
-        if (end - begin) * 16 < UNUSED:
-            self._entries.array[2 * begin : 2 * end] = 0
-        else:
+        self._empty(begin, end)
+
+    def _empty(self, begin: int, end: int) -> None:
+        """Empties the entries that a part has left, and gives whole pages back."""
+        if begin >= REGIONS[self._small]:
             # whole large pages, but nothing of the next side: a side may be smaller than one
-            large = -(-(end - begin) * 16 // LARGE_PAGE) * LARGE_PAGE
-            self._entries.forget(begin * 16, min(large, self._side * 16))
+            end = begin + min(-(-(end - begin) // _PAGE) * _PAGE, self._side)
+        first, last = -(-begin * 16 // mmap.PAGESIZE), end * 16 // mmap.PAGESIZE
+        if (last - first) * mmap.PAGESIZE < UNUSED:
+            self._entries.array[2 * begin : 2 * end] = 0
+            return
+        self._entries.forget(first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE)
+        of_page = mmap.PAGESIZE // 16
+        self._entries.array[2 * begin : 2 * first * of_page] = 0
+        self._entries.array[2 * last * of_page : 2 * end] = 0
 
     def _widen(self) -> None:
         """Doubles what is reserved for a side, which copies all entries: only where little could be
         reserved.
         """
-        held, base, reach = self._entries.array, self._base.copy(), self._reach
+        held, base, reach = self._entries.array, self._base, self._reach
         self._side *= 2
-        self._entries = GrowingArray(0, np.int64, 4 * PARTS * self._side * 8, large=False)
-        self._entries.need(4 * PARTS * self._side)
-        self._base = (2 * np.arange(PARTS, dtype=np.int64) + self._which) * self._side
+        self._entries = self._reserved()
+        self._entries.need(self._words)
+        self._base = self._begins()
         for part in range(PARTS):
             count = 2 * int(reach[part])
             into, source = 2 * int(self._base[part]), 2 * int(base[part])
@@ -935,7 +987,8 @@ class Index:
         """Removes all ids."""
         if self.watcher is not None:
             self._tell(self.ids.array[self.listed(0, self.used)[0]])
-        for part in range(PARTS):
+        self._entries.forget(0, REGIONS[self._small] * 16)
+        for part in np.flatnonzero(self._grown >= self._small).tolist():
             size = -(-(int(self._reach[part]) * 16 + 1) // LARGE_PAGE) * LARGE_PAGE
             self._entries.forget(int(self._base[part]) * 16, size)
         self.ids.clear(self.used)

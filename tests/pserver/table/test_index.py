@@ -23,6 +23,7 @@ from pserver.table.index import (
     order_of,
 )
 from pserver.table.kernels import Array
+from pserver.telemetry import memory
 from tests.pserver.table.test_ids_that_agree import at_the_end, in_a_run, same_place
 
 EXTREME = np.array([0, 1, -1, 2**63 - 1, -(2**63)])
@@ -78,8 +79,10 @@ class IndexMachine(RuleBasedStateMachine):
         self.epoch, self.call = np.zeros_like(self.slots), np.zeros_like(self.slots)
         self.calls, self.used, self.free = 0, 0, set[int]()
 
-    @initialize(reserves=st.booleans())
-    def begin(self, reserves: bool) -> None:
+    @initialize(reserves=st.booleans(), small=st.sampled_from([1, 2, index.SMALL]))
+    def begin(self, reserves: bool, small: int) -> None:
+        self.patch.setattr(index, "SMALL", small)
+        self.patch.setattr(index, "SMALL_UNRESERVED", min(small, index.SMALL_UNRESERVED))
         if not reserves:
             self.patch.setattr(index, "_mapped", refusing)
             self.patch.setattr(index, "SIDE", 2 * index.MOST_PROBES)
@@ -227,6 +230,29 @@ def test_a_part_that_grows_leaves_the_others_whole(monkeypatch: pytest.MonkeyPat
     held.insert(grown := ids[part == 7], 0, 2)
     assert len(grown) > 7000
     assert held.locate(np.concatenate([others, grown]))[1] == 0
+
+
+@pytest.mark.skipif(not memory.STATM.exists(), reason="this system does not say it")
+def test_small_indices_lie_close_and_give_back_what_they_leave() -> None:
+    """A model may have a hundred tables of few ids: no part of them has a page of its own."""
+    ids = np.unique(np.random.default_rng(0).integers(-(2**62), 2**62, 60_000))
+    filled(ids[:100])  # compiles
+    before = memory.resident_bytes()
+    small = [filled(ids[:500]) for _ in range(50)]
+    held = memory.resident_bytes() - before
+    assert held < 50 * 2**19, held
+    grown = [filled(ids) for _ in range(5)]
+    for each in (*small, *grown):
+        each.clear()
+    assert memory.resident_bytes() - before < 2**23
+
+
+def filled(ids: Array) -> Index:
+    """An index whose ids came one thousand after the other."""
+    made = Index()
+    for begin in range(0, len(ids), 1000):
+        made.insert(ids[begin : begin + 1000], 0, 0)
+    return made
 
 
 def test_ids_have_the_order_of_their_keys_and_differ_in_it() -> None:

@@ -272,10 +272,11 @@ class TableMachine(RuleBasedStateMachine):
         noted=st.sampled_from([0, 3, 2**16]),
         block=st.sampled_from([3, 2**16]),
         reserves=st.booleans(),
+        small=st.sampled_from([1, index.SMALL]),
     )
     def begin(
         self, kind: str, by: str, decays: int, tiers: bool, seed: int, epoch: int, noted: int,
-        block: int, reserves: bool,
+        block: int, reserves: bool, small: int,
     ) -> None:  # fmt: skip
         self.patch.setattr(updater, "KEPT", KEPT)
         self.patch.setattr(updater, "PERIOD", PERIOD)
@@ -285,6 +286,7 @@ class TableMachine(RuleBasedStateMachine):
         if not reserves:
             self.patch.setattr(index, "LEAST_WORTH", 2**62)
             self.patch.setattr(index, "SIDE", 512)
+        self.patch.setattr(index, "SMALL", small)
         options = KINDS[kind]
         table = Table(
             "t", DIM, (Segment(0, 1, 0), Segment(1, DIM, 1)), initial=Uniform(-1, 1), seed=seed,
