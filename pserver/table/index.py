@@ -57,8 +57,7 @@ import os
 import secrets
 import sys
 from collections.abc import Sequence
-from itertools import accumulate
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -93,6 +92,26 @@ MOST_PROBES = 2**10
 SLOT = (1 << 36) - 1
 EPOCH_SHIFT, EPOCHS = 36, 1 << 12
 CALL_SHIFT, CALLS = 48, 1 << 15
+PARTS = 256
+FIRST = 16  # entries of the smallest part at first
+SMALL = 14  # growths of a part from which on it has sides of its own
+PAGE_ENTRIES = 2**17  # of a large page
+
+
+def size_of(grown: float) -> int:
+    """The entries of a part that has grown so often."""
+    return int(FIRST * 1.5**grown)
+
+
+# of small parts, by growths and part
+SIZES = np.array(
+    [[size_of(grown + part / PARTS) for part in range(PARTS)] for grown in range(SMALL)]
+)
+# Of their regions, by growths: the entries from one part to the next, and the first entry, at a
+# large page.  A part is three quarters full at most, so fewer entries than that stand behind its
+# end.  The second half of a region is for parts that are mixed anew.
+STRIDES = np.array([size_of(grown + 1) * 7 // 4 + 1 for grown in range(SMALL)])
+REGIONS = np.cumsum([0, *(-(-2 * PARTS * STRIDES // PAGE_ENTRIES) * PAGE_ENTRIES)])
 
 
 @kernel
@@ -246,39 +265,6 @@ def mark(
 
 
 @kernel
-def insert(
-    entries: Array,
-    base: Array,
-    sizes: Array,
-    seeds: Array | None,
-    counts: Array,
-    reach: Array,
-    ids: Array,
-    slots: Array,
-    begin: int,
-    bits: int,
-) -> int:
-    """Enters ids that have no entry, from place ``begin`` on; returns the place of the first id
-    that cannot be entered: its part must grow before, or, where it has room, be mixed anew.
-    """
-    for i in range(begin, len(ids)):
-        part = np.int64(mix(np.uint64(ids[i])) >> np.uint64(PART_SHIFT))
-        if 4 * (counts[part] + 1) > 3 * sizes[part]:
-            return i
-        place = place_of(ids[i], base, sizes, seeds)
-        last = place + MOST_PROBES
-        while place < last and entries[2 * place + 1] != 0:
-            place += 1
-        if place == last:
-            return i
-        entries[2 * place] = ids[i]
-        entries[2 * place + 1] = (slots[i] + 1) | bits
-        counts[part] += 1
-        reach[part] = max(reach[part], place + 1 - base[part])
-    return len(ids)
-
-
-@kernel
 def move(
     entries: Array,
     begin: int,
@@ -307,6 +293,76 @@ def move(
             furthest = max(furthest, place + 1 - base[part])
     reach[part] = furthest
     return True
+
+
+@kernel
+def grow_small(
+    entries: Array,
+    base: Array,
+    sizes: Array,
+    seeds: Array | None,
+    reach: Array,
+    grown: Array,
+    which: Array,
+    small: int,
+    part: int,
+) -> bool:
+    """Moves a part into the next region of small ones.  Returns False where there is none, or where
+    not all its entries can be entered there: nothing is changed then.
+    """
+    growths = int(grown[part]) + 1
+    if growths >= small:
+        return False
+    begin, size, behind = base[part], sizes[part], base[part] + reach[part]
+    half = 1 - which[part]
+    base[part] = REGIONS[growths] + (half * PARTS + part) * STRIDES[growths]
+    sizes[part] = SIZES[growths, part]
+    if not move(entries, begin, behind, base, sizes, seeds, reach, part):
+        entries[2 * base[part] : 2 * (base[part] + reach[part])] = 0
+        base[part], sizes[part], reach[part] = begin, size, behind - begin
+        return False
+    entries[2 * begin : 2 * behind] = 0
+    grown[part] += 1
+    which[part] = half
+    return True
+
+
+@kernel
+def insert(
+    entries: Array,
+    base: Array,
+    sizes: Array,
+    seeds: Array | None,
+    counts: Array,
+    reach: Array,
+    grown: Array,
+    which: Array,
+    small: int,
+    ids: Array,
+    slots: Array,
+    begin: int,
+    bits: int,
+) -> int:
+    """Enters ids that have no entry, from place ``begin`` on; returns the place of the first id
+    that cannot be entered: its part must grow before, or, where it has room, be mixed anew.  Small
+    parts grow by themselves.
+    """
+    for i in range(begin, len(ids)):
+        part: Any = np.int64(mix(np.uint64(ids[i])) >> np.uint64(PART_SHIFT))
+        if 4 * (counts[part] + 1) > 3 * sizes[part]:
+            if not grow_small(entries, base, sizes, seeds, reach, grown, which, small, part):
+                return i
+        place = place_of(ids[i], base, sizes, seeds)
+        last = place + MOST_PROBES
+        while place < last and entries[2 * place + 1] != 0:
+            place += 1
+        if place == last:
+            return i
+        entries[2 * place] = ids[i]
+        entries[2 * place + 1] = (slots[i] + 1) | bits
+        counts[part] += 1
+        reach[part] = max(reach[part], place + 1 - base[part])
+    return len(ids)
 
 
 @kernel
@@ -653,32 +709,14 @@ class Layout:
 # ---- index ----
 
 
-PARTS = 256
 KEYS = PARTS * PART_SPAN  # of ids: see :meth:`Index.within`
-FIRST = 16  # entries of the smallest part at first
-SMALL = 14  # growths of a part from which on it has sides of its own
-SMALL_UNRESERVED = 6  # the same, where memory cannot be reserved
+SMALL_UNRESERVED = 6  # as ``SMALL``, where memory cannot be reserved
 SIDE = 2**23  # entries that are reserved for a side
 # entries that a side has beyond its part's size, at least; runs and searches need ``MOST_PROBES``
 ROOM = 2**12
 FETCHED = 256  # bytes of a record that are prefetched, at most, when its slot is found
 NOTHING = (0, 0, 0)
 UNUSED = 2**15  # bytes below which zeros are written instead of giving them back
-
-
-def _size(grown: float) -> int:
-    """The entries of a part that has grown so often."""
-    return int(FIRST * 1.5**grown)
-
-
-# Of the regions of small parts, by growths: the entries from one part to the next, and the first
-# entry, at a large page.  A part is three quarters full at most, so what stands behind its end
-# are fewer entries than that.  The second half of a region is for parts that are mixed anew.
-STRIDES = [_size(grown + 1) * 7 // 4 + 1 for grown in range(SMALL)]
-_PAGE = LARGE_PAGE // 16  # entries
-REGIONS = [  # and behind them where the sides begin
-    *accumulate((-(-2 * PARTS * each // _PAGE) * _PAGE for each in STRIDES), initial=0)
-]
 
 
 class Watcher(Protocol):
@@ -723,7 +761,7 @@ class Index:
     @property
     def _words(self) -> int:
         """Of all entries, in regions and sides."""
-        return 2 * (REGIONS[self._small] + 2 * PARTS * self._side)
+        return 2 * (int(REGIONS[self._small]) + 2 * PARTS * self._side)
 
     def _reserved(self) -> GrowingArray:
         return GrowingArray(0, np.int64, self._words * 8, large=False)
@@ -731,7 +769,7 @@ class Index:
     def _reset(self) -> None:
         # how often each part has grown; each begins a little larger than the one before
         self._grown = np.arange(PARTS) / PARTS
-        self._sizes = np.array([_size(grown) for grown in self._grown], np.int64)
+        self._sizes = SIZES[0].copy()
         self._seeds: Array | None = None
         self._which = np.zeros(PARTS, np.int64)
         self._base = self._begins()
@@ -743,8 +781,8 @@ class Index:
         """The first entry of a part, as often as it has grown, in the half or side that it uses."""
         grown, which = int(self._grown[part]), int(self._which[part])
         if grown < self._small:
-            return REGIONS[grown] + (which * PARTS + part) * STRIDES[grown]
-        return REGIONS[self._small] + (2 * part + which) * self._side
+            return int(REGIONS[grown] + (which * PARTS + part) * STRIDES[grown])
+        return int(REGIONS[self._small]) + (2 * part + which) * self._side
 
     def _begins(self) -> Array:
         return np.array([self._begin(part) for part in range(PARTS)], np.int64)
@@ -810,7 +848,7 @@ class Index:
             self.watcher.coming(slots)
         self.ids.array[slots] = ids
         bits = ((epoch % EPOCHS) << EPOCH_SHIFT) | ((call % CALLS) << CALL_SHIFT)
-        done = 0
+        done, regions = 0, int(self._grown.min())
         while True:
             state = (
                 self._entries.array,
@@ -819,6 +857,9 @@ class Index:
                 self._seeds,
                 self._counts,
                 self._reach,
+                self._grown,
+                self._which,
+                self._small,
             )
             done = insert(*state, ids, slots, done, bits)
             if done == len(ids):
@@ -829,17 +870,17 @@ class Index:
             else:
                 self.mix_anew(part)
         self._count += len(ids)
+        for left in range(regions, min(int(self._grown.min()), self._small)):  # by all parts
+            begin, end = 16 * REGIONS[left], 16 * REGIONS[left + 1]
+            self._entries.forget(int(begin), int(end - begin))
         return slots
 
     def _grow(self, part: int) -> None:
-        left, size = int(self._grown[part]), _size(self._grown[part] + 1)
+        size = size_of(self._grown[part] + 1)
         if size + max(ROOM, size // 64) > self._side:
             self._widen()
         self._grown[part] += 1
         self._move(part, size)
-        if left < self._small and int(self._grown.min()) > left:
-            begin, end = REGIONS[left : left + 2]
-            self._entries.forget(begin * 16, (end - begin) * 16)
 
     def mix_anew(self, part: int) -> None:
         """See [Note: ids that agree]."""
@@ -881,7 +922,7 @@ class Index:
         """Empties the entries that a part has left, and gives whole pages back."""
         if begin >= REGIONS[self._small]:
             # whole large pages, but nothing of the next side: a side may be smaller than one
-            end = begin + min(-(-(end - begin) // _PAGE) * _PAGE, self._side)
+            end = begin + min(-(-(end - begin) // PAGE_ENTRIES) * PAGE_ENTRIES, self._side)
         first, last = -(-begin * 16 // mmap.PAGESIZE), end * 16 // mmap.PAGESIZE
         if (last - first) * mmap.PAGESIZE < UNUSED:
             self._entries.array[2 * begin : 2 * end] = 0
@@ -987,7 +1028,7 @@ class Index:
         """Removes all ids."""
         if self.watcher is not None:
             self._tell(self.ids.array[self.listed(0, self.used)[0]])
-        self._entries.forget(0, REGIONS[self._small] * 16)
+        self._entries.forget(0, int(REGIONS[self._small]) * 16)
         for part in np.flatnonzero(self._grown >= self._small).tolist():
             size = -(-(int(self._reach[part]) * 16 + 1) // LARGE_PAGE) * LARGE_PAGE
             self._entries.forget(int(self._base[part]) * 16, size)
