@@ -215,16 +215,16 @@ class LockedTable:
         Raises:
             Refused: an id is outside of the table's range.
         """
-        out = torch.empty((ids.shape[0], self.table.dim), dtype=self._computes_in)
-        counts = not (ahead and self._refreshed)
+        wanted, out = ids.numpy(), torch.empty((len(ids), self.table.dim), dtype=self._computes_in)
+        found, counts = out.numpy(), not (ahead and self._refreshed)
         with self._lock:
             try:
-                self.rows.lookup(ids.numpy(), out.numpy(), self._clock(), counts)
+                self.rows.lookup(wanted, found, self._clock(), counts)
             except ValueError as error:
                 raise Refused(str(error)) from error
             if self._compensation and counts:
-                self._read.note(trainer, ids.numpy(), out.numpy())
-        return out.to(self.dtype)
+                self._read.note(trainer, wanted, found)
+        return out if self.dtype is self._computes_in else out.to(self.dtype)
 
     def update(
         self,

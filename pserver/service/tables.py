@@ -170,7 +170,7 @@ class TableService:
         asked = self._arrays.take_out()
         found, sent = [], dict[str, SentRows]()
         for name in names:
-            ids = asked.get(name, torch.empty(0, dtype=torch.int64))
+            ids = asked[name] if name in asked else torch.empty(0, dtype=torch.int64)
             if ids.dtype != torch.int64 or ids.dim() != 1:
                 raise Refused(
                     f"table {name!r}: expected int64 ids of one dimension, got {ids.dtype} "

@@ -11,13 +11,14 @@ Stafford's variants 13 and 1.
 from __future__ import annotations
 
 import secrets
+from typing import NamedTuple
 
 import numpy as np
 
 from pserver.table.kernels import Array, kernel
 
 MOST_SERVERS = 2**31 - 1
-SHORT = 2**31 - 1  # ids of a batch whose places fit 32 bits
+SHORT = 2**31 - 2  # ids of a batch whose places fit 32 bits
 # of the places of :func:`unique`, which nobody sees: ids that were chosen to share one do not
 SALT = np.uint64(secrets.randbits(64))
 
@@ -63,6 +64,55 @@ def _unique(ids: Array, places: Array, found: Array, inverse: Array, salt: np.ui
                 break
             place = (place + 1) & last
     return count
+
+
+@kernel
+def _all_differ(ids: Array, places: Array, salt: np.uint64) -> bool:
+    """Whether no id comes twice.
+
+    ``places``: a power of two of zeros, at least twice as many as ids.
+    """
+    last = np.int64(len(places) - 1)
+    for i in range(len(ids)):
+        place = np.int64(mix(np.uint64(ids[i]) ^ salt) & np.uint64(last))
+        while places[place] != 0:
+            if ids[places[place] - 1] == ids[i]:
+                return False
+            place = (place + 1) & last
+        places[place] = i + 1
+    return True
+
+
+@kernel
+def _unique_each(
+    ids: Array,
+    sizes: Array,
+    places: Array,
+    found: Array,
+    inverse: Array,
+    counts: Array,
+    bounds: Array,
+    salt: np.uint64,
+) -> int:
+    """As ``_unique`` of each run of ids in turn; returns how many ids ``found`` has.
+
+    ``places``: a power of two, at least twice as many as ids of the longest run.
+    """
+    begin, total = 0, 0
+    for run in range(len(sizes)):
+        end = begin + sizes[run]
+        room = 16
+        while room < 2 * sizes[run]:
+            room *= 2
+        places[:room] = -1
+        own = ids[begin:end]
+        counts[run] = _unique(own, places[:room], found[total:], inverse[begin:end], salt)
+        low, high = np.int64(2**63 - 1), np.int64(-(2**63))
+        for value in own:
+            low, high = min(low, value), max(high, value)
+        bounds[run, 0], bounds[run, 1] = low, high
+        begin, total = end, total + counts[run]
+    return total
 
 
 @kernel
@@ -179,6 +229,50 @@ def unique_of(ids: Array) -> tuple[Array, Array]:
     found, inverse = np.empty(len(ids), np.int64), np.empty(len(ids), small)
     count = _unique(ids, places, found, inverse, SALT)
     return found[:count], inverse
+
+
+def all_differ(ids: Array) -> bool:
+    """Whether no id comes twice, of ids that are :func:`checked`."""
+    small = np.int32 if len(ids) <= SHORT else np.int64
+    places = np.zeros(1 << max(4, (2 * len(ids) - 1).bit_length()), small)
+    return bool(_all_differ(ids, places, SALT))
+
+
+class Uniques(NamedTuple):
+    """The ids that differ of each of several runs of ids.
+
+    Attributes:
+        ids: int64[u of all runs], those of each run in the order of their first occurrence there.
+        counts: int64[runs], how many of them each run has.
+        inverse: int32[n] (int64 beyond 2**31 ids), the place of each id among its run's.
+        bounds: int64[runs, 2], each run's least and greatest id; the other way round where it has
+            none.
+    """
+
+    ids: Array
+    counts: Array
+    inverse: Array
+    bounds: Array
+
+
+def unique_each(ids: Array, sizes: Array) -> Uniques:
+    """As :func:`unique` of each of several runs of ids, in one call.
+
+    Args:
+        ids: int64[n], one run behind the other.
+        sizes: int64[runs], the ids of each.
+
+    Raises:
+        TypeError, ValueError: not a flat contiguous array of int64.
+    """
+    ids = checked(ids, "unique_each")
+    small = np.int32 if len(ids) <= SHORT else np.int64
+    longest = int(sizes.max(initial=0))
+    places = np.empty(1 << max(4, (2 * longest - 1).bit_length()), small)
+    found, inverse = np.empty(len(ids), np.int64), np.empty(len(ids), small)
+    counts, bounds = np.empty(len(sizes), np.int64), np.empty((len(sizes), 2), np.int64)
+    total = _unique_each(ids, sizes, places, found, inverse, counts, bounds, SALT)
+    return Uniques(found[:total], counts, inverse, bounds)
 
 
 def merge(inverse: Array, values: Array, count: int) -> Array:

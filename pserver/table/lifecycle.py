@@ -275,12 +275,11 @@ class RowLifecycle:
             now: seconds.
         """
         rows, self.now = self._rows, max(self.now, now)
-        outlived = self.outlived(slots, now)
-        if outlived.any():
+        if self.table.ttl is not None and (outlived := self.outlived(slots, now)).any():
             rows.remove(ids[outlived])
             self.counts["expired"] += int(outlived.sum())
             slots[outlived] = -1
-        before = np.flatnonzero(slots < 0)
+        before = (slots < 0).nonzero()[0]
         if self._notes:
             self._note(slots, np.flatnonzero(slots >= 0), statistics, now)
         if len(before):

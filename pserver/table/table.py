@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from pserver.table import ids as id_arithmetic
-from pserver.table.ids import checked, outside, plain, unique_of
+from pserver.table.ids import all_differ, checked, outside, plain, unique_of
 from pserver.table.index import GrowingArray, Index, Layout, order_of
 from pserver.table.kernels import Array
 from pserver.table.lifecycle import RowLifecycle, words_of
@@ -251,8 +251,8 @@ class SparseTable:
         return array if array.flags.carray else plain(array, f"{self._what}: {what}")
 
     def _differ(self, ids: Array) -> None:
-        found, inverse = unique_of(ids)
-        if len(found) != len(ids):
+        if not all_differ(ids):
+            found, inverse = unique_of(ids)
             again = int(found[np.argmax(np.bincount(inverse) > 1)])
             raise ValueError(f"{self._what}: expected each id once, got {again} again")
 
@@ -617,6 +617,7 @@ def compile_kernels(table: Table, rules: Sequence[Rule]) -> None:
     tiny = SparseTable(replace(table, rows=None), rules)
     ids, rows = np.arange(2), np.zeros((2, table.dim), tiny._rows.dtype)
     outside(ids, 0, 2)  # the tiny table has no range, so it does not call this
+    all_differ(ids)
     if table.memory_bytes is not None:
         order_of(ids, np.empty(2, np.uint64))
     none: list[dict[str, Hparam]] = [{}] * len(rules)

@@ -34,6 +34,7 @@ from transpiler.ir.tables import ShowClickEntry, Table
 
 
 IDS, ROWS, STATISTICS, PLACES = "@ids", "@rows", "@statistics", "@places"
+WIDEST = 16  # bytes of an element of the widest dtype
 
 
 class ArrayAssembler:
@@ -97,17 +98,21 @@ class ArrayAssembler:
             total += size
         if not 0 < total == payload_bytes or self._held + total > self._most:
             return None
-        memory, begin, arrays = torch.empty(total, dtype=torch.uint8), 0, dict[str, torch.Tensor]()
+        whole = torch.empty(-(-total // WIDEST) * WIDEST, dtype=torch.uint8)
+        views = {dtype: whole.view(dtype) for dtype in {form[0] for form in forms.values()}}
+        begin, arrays = 0, dict[str, torch.Tensor]()
         try:
             for name, (dtype, shape, size) in forms.items():
-                arrays[name] = memory[begin : begin + size].view(dtype).view(shape)
+                # one call for each array: many tables have many
+                begins = begin // dtype.itemsize
+                arrays[name] = views[dtype].as_strided(shape, _strides(shape), begins)
                 begin += size
         except (RuntimeError, TypeError):  # no tensor has such a shape
             return None
         self._arrays.update(arrays)
         self._received.update(dict.fromkeys(arrays, 0))
         self._held += total
-        return frames.buffer_of(memory)
+        return frames.buffer_of(whole)[:total]
 
     def _accept(self, part: Part) -> None:
         """Returns if there may be an array of a part's name and form."""
@@ -148,6 +153,14 @@ class ArrayAssembler:
                     f"expected {array.nbytes} bytes of {name!r}, got {received[name]}"
                 )
         return arrays
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    """The strides of a contiguous tensor, in elements."""
+    strides = [1] * len(shape)
+    for dim in range(len(shape) - 1, 0, -1):
+        strides[dim - 1] = strides[dim] * max(shape[dim], 1)
+    return strides
 
 
 def row_parts(

@@ -18,7 +18,6 @@ from pserver.table.gradient import RowGradient
 from tests.checker.invariants import Invariant
 from tests.checker.scenario import COPIES, IDS, Scenario
 from trainer.communicator.communicator import Communicator
-from trainer.embedding.joined_lookups import JoinedLookup
 
 Expect = Callable[[bool, int, str], None]
 
@@ -102,10 +101,8 @@ class TableReader:
         self._source = communicator.rows_of(invariants.name)
         self._lowest: dict[tuple[int, int], Fraction] = {}  # (id, trainer) -> the last value read
         self.known_as: str | None = invariants.name
-
-    def lookup_of(self, given: torch.Tensor, other: object = None) -> JoinedLookup:
-        """See :class:`~trainer.embedding.joined_lookups.AheadTable`."""
-        return JoinedLookup.of(given)
+        self.num_embeddings: int | None = None
+        self.padding_idx: int | None = None
 
     def ids_to_pull(self, ids: torch.Tensor) -> torch.Tensor:
         """See :class:`~trainer.embedding.joined_lookups.AheadTable`."""

@@ -12,7 +12,6 @@ hold them.  A gradient of the whole table never exists.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from difflib import get_close_matches
 from inspect import signature
 from typing import Any, Never, Protocol
@@ -103,7 +102,7 @@ def hashed(
 
 
 def whole_numbers(whose: str, ids: Tensor) -> Tensor:
-    """The ids as int64, without a gradient.
+    """The ids as int64.
 
     Args:
         whose: the table, for the message of an error; also below.
@@ -119,7 +118,7 @@ def whole_numbers(whose: str, ids: Tensor) -> Tensor:
     ):
         kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
         raise TypeError(f"{whose}: ids: expected a tensor of int64, got {kind}")
-    return ids.detach().to(torch.int64)
+    return ids if ids.dtype is torch.int64 else ids.to(torch.int64)
 
 
 def fits_range(ids: Tensor, num_embeddings: int | None) -> bool:
@@ -495,8 +494,12 @@ class DistributedEmbedding(nn.Module):
                 raise ValueError(
                     f"{whose}: offsets and per_sample_weights are for a table with pooling"
                 )
-            rows = self._each(ids.reshape(-1), counted, ahead)
-            return rows.reshape(*ids.shape, settings.embedding_dim).to(self._output)
+            if ids.dim() == 1:
+                rows = self._each(ids, counted, ahead)
+            else:
+                rows = self._each(ids.reshape(-1), counted, ahead)
+                rows = rows.reshape(*ids.shape, settings.embedding_dim)
+            return rows if rows.dtype is self._output else rows.to(self._output)
         bags = bags_of(whose, ids, offsets, per_sample_weights, self.include_last_offset)
         if settings.padding_idx is not None:
             bags, stays = bags.without(settings.padding_idx)
@@ -527,7 +530,7 @@ class DistributedEmbedding(nn.Module):
         asked, inverse = lookup.ids, lookup.inverse
         rows = self._pull(asked, lookup.arrived)
         number, dim = self.settings.computes_in, self.settings.embedding_dim
-        if rows.shape != (len(asked), dim) or rows.dtype != number:
+        if rows.shape != (asked.numel(), dim) or rows.dtype is not number:
             expected = (
                 f"expected {number} [{len(asked)}, {dim}], got {rows.dtype} {list(rows.shape)}"
             )
@@ -536,7 +539,10 @@ class DistributedEmbedding(nn.Module):
             from pserver.table.ids import merge  # imports numba
 
             counted = torch.from_numpy(merge(inverse, counted.numpy(), len(asked)))
-        return rows.to(ids.device), torch.from_numpy(inverse).to(ids.device), asked, counted
+        places = torch.from_numpy(inverse)
+        if ids.is_cpu:
+            return rows, places, asked, counted
+        return rows.to(ids.device), places.to(ids.device), asked, counted
 
     def _pull(self, ids: Tensor, arrived: Arrived | None) -> Tensor:
         if self.cache is None or not self.training:
@@ -561,16 +567,6 @@ class DistributedEmbedding(nn.Module):
         found = whole_numbers(whose, hashed(whose, ids, self.settings.hash, size, traced=False))
         check_range(whose, found, size)
         return found
-
-    def lookup_of(self, given: Tensor, other: JoinedLookup | None = None) -> JoinedLookup | None:
-        """See :class:`~trainer.embedding.joined_lookups.AheadTable`."""
-        padding = self.settings.padding_idx
-        if not fits_range(given, self.settings.num_embeddings):
-            return None
-        if padding is None and other is not None and other.whole:
-            return replace(other, arrived=None)
-        ids = given.reshape(-1)
-        return JoinedLookup.of(ids if padding is None else ids[ids != padding], given)
 
     def ids_to_pull(self, ids: Tensor) -> Tensor:
         """See :class:`~trainer.embedding.joined_lookups.AheadTable`."""

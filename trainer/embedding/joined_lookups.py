@@ -53,7 +53,7 @@ class JoinedLookup:
     """The ids of one lookup.
 
     Attributes:
-        given: int64 of any shape, as the table's forward got them.
+        given: int64 [n], as the table's forward got them, flat and on the CPU.
         ids: int64 [u], the unique ones, on the CPU; without the padding's.
         inverse: int32 [n], the place of each among them.
         arrived: rows that arrived ahead; None: the lookup asks by itself.
@@ -64,31 +64,33 @@ class JoinedLookup:
     inverse: np.ndarray
     arrived: Arrived | None = None
 
-    @property
-    def whole(self) -> bool:
-        """Whether there was no padding among the ids."""
-        return len(self.inverse) == self.given.numel()
-
     @classmethod
-    def of(cls, ids: Tensor, given: Tensor | None = None) -> JoinedLookup:
-        """The lookup of ids, int64 [n] on any device: those of ``given`` without the padding's."""
+    def of(cls, ids: Tensor) -> JoinedLookup:
+        """The lookup of ids, int64 [n] on any device, without the padding's."""
         from pserver.table.ids import unique  # imports numba
 
-        found, inverse = unique(ids.cpu().contiguous().numpy())
-        return cls(ids if given is None else given, torch.from_numpy(found), inverse)
+        ids = ids.cpu().contiguous()
+        found, inverse = unique(ids.numpy())
+        return cls(ids, torch.from_numpy(found), inverse)
 
 
 class AheadTable(Protocol):
-    """A table whose rows may be asked for ahead."""
+    """A table whose rows may be asked for ahead.
 
-    known_as: str | None
+    Attributes:
+        known_as: its name.
+        num_embeddings: ids are below it, and not below 0; None: any id is right.
+        padding_idx: the id that is not looked up; None: all are.
+    """
 
-    def lookup_of(self, given: Tensor, other: JoinedLookup | None = None) -> JoinedLookup | None:
-        """The lookup of these ids; None: forward would refuse them.
+    @property
+    def known_as(self) -> str | None: ...
 
-        Args:
-            other: another table's lookup of the same ids.
-        """
+    @property
+    def num_embeddings(self) -> int | None: ...
+
+    @property
+    def padding_idx(self) -> int | None: ...
 
     def ids_to_pull(self, ids: Tensor) -> Tensor:
         """The ids for which the table would ask servers now."""
@@ -137,6 +139,49 @@ class IdsByTable(Generic[K]):
         return found[self.places[key]] if key in self.places else found
 
 
+def flat(ids: Tensor) -> Tensor:
+    """Ids of any shape and device as [n] on the CPU."""
+    # most often they are, and each call of torch takes a microsecond of every table's forward
+    return ids if ids.dim() == 1 and ids.is_cpu else ids.reshape(-1).cpu()
+
+
+def lookups_of(given: Mapping[K, tuple[AheadTable, Tensor]]) -> dict[K, JoinedLookup]:
+    """The lookups of several tables, whose unique ids are found in one call.
+
+    Args:
+        given: the ids that their forwards will get, int64 of any shape and device.
+
+    Returns:
+        Those whose ids forward would not refuse.
+    """
+    from pserver.table.ids import unique_each  # imports numba
+
+    if not given:
+        return {}
+    runs = [flat(ids) for _, ids in given.values()]
+    every, wanted = torch.cat(runs), runs
+    paddings = [table.padding_idx for table, _ in given.values()]
+    runs = list(torch.split_with_sizes(every, [run.numel() for run in runs]))
+    if any(padding is not None for padding in paddings):
+        wanted = [
+            run if padding is None else run[run != padding]
+            for run, padding in zip(runs, paddings, strict=True)
+        ]
+        every = torch.cat(wanted)
+    sizes = [run.numel() for run in wanted]
+    found = unique_each(every.numpy(), np.array(sizes))
+    unique = torch.split_with_sizes(torch.from_numpy(found.ids), found.counts.tolist())
+    ends = np.cumsum(sizes).tolist()
+    bounds = found.bounds.tolist()
+    return {
+        key: JoinedLookup(run, ids, found.inverse[end - size : end])
+        for (key, (table, _)), run, ids, size, end, (low, high) in zip(
+            given.items(), runs, unique, sizes, ends, bounds, strict=True
+        )
+        if table.num_embeddings is None or (low >= 0 and high < table.num_embeddings) or not size
+    }
+
+
 class LookupsAhead(Protocol):
     """The lookups of coming steps, made ahead: see trainer/senders/look_ahead.py."""
 
@@ -175,6 +220,8 @@ class InputPart:
             return whole.to("cpu", torch.int64)
         if self.dim >= whole.dim() or self.begin + self.size > whole.shape[self.dim]:
             return None
+        if self.size == 1:  # flat at once, where the tensor has two dimensions
+            return whole.select(self.dim, self.begin).to("cpu", torch.int64)
         return whole.narrow(self.dim, self.begin, self.size).to("cpu", torch.int64)
 
 
@@ -279,11 +326,11 @@ class JoinedLookups:
         if now.drops != self._drops:
             now.ahead.clear()
             now.drops = self._drops
-        ids = now.given[call] = given.reshape(-1).cpu()
+        ids = now.given[call] = flat(given)
         if call not in now.ahead and (call in now.parts or call in now.leaders.values()):
             self._ask(call, ids)
         found = now.ahead.pop(call, None)
-        if found is not None and torch.equal(found.given.reshape(-1), ids):
+        if found is not None and torch.equal(found.given, ids):
             return found
         self._learn(call, ids)
         return None
@@ -294,34 +341,33 @@ class JoinedLookups:
         Args:
             given: the ids of this call, int64 [n] on the CPU.
         """
-        lookups = self._lookups(first, given)
+        lookups = lookups_of(self._given(first, given))
         asked = {call: call[0].ids_to_pull(lookup.ids) for call, lookup in lookups.items()}
-        rows = self._rows({call: ids for call, ids in asked.items() if len(ids)})
-        for call, lookup in lookups.items():
-            if call in rows:
-                lookup.arrived = Arrived(asked[call], rows[call])
+        rows = self._rows({call: ids for call, ids in asked.items() if ids.numel()})
+        for call, own in rows.items():
+            lookups[call].arrived = Arrived(asked[call], own)
         self._forwards.ahead.update(lookups)
 
-    def _lookups(self, first: Call, given: Tensor) -> dict[Call, JoinedLookup]:
-        """The lookup of this call, and those that are yet to come and whose ids are known."""
+    def _given(self, first: Call, given: Tensor) -> dict[Call, tuple[AheadTable, Tensor]]:
+        """The ids of this call, and of those that are yet to come and whose ids are known."""
         now = self._forwards
         coming = [
             call
             for call in (*now.parts, *now.leaders)
             if call not in now.ahead and (call == first or call[1] >= now.counts[call[0]])
         ]
-        lookups: dict[Call, JoinedLookup | None] = {}
+        found: dict[Call, tuple[AheadTable, Tensor]] = {}
         if first not in now.parts:
-            lookups[first] = first[0].lookup_of(given)
+            found[first] = first[0], given
         for call in coming:
             if (parts := now.parts.get(call)) is not None:
                 module, first_part = parts[0]
                 inputs = now.inputs.get(module)
-                part = None if inputs is None else first_part.of(inputs)
-                lookups[call] = None if part is None else call[0].lookup_of(part)
-            elif (led := lookups.get(now.leaders[call])) is not None:
-                lookups[call] = call[0].lookup_of(led.given, led)
-        return {call: lookup for call, lookup in lookups.items() if lookup is not None}
+                if inputs is not None and (part := first_part.of(inputs)) is not None:
+                    found[call] = call[0], part
+            elif (led := found.get(now.leaders[call])) is not None:
+                found[call] = call[0], led[1]
+        return found
 
     def _rows(self, asked: Mapping[Call, Tensor]) -> dict[Call, Tensor]:
         """The rows of these ids, by call."""

@@ -201,7 +201,7 @@ class Arrived:
 
     def of(self, ids: Tensor) -> Tensor | None:
         """The rows, where their ids are exactly these, in this order; otherwise None."""
-        return self.rows if torch.equal(self.ids, ids) else None
+        return self.rows if self.ids is ids or torch.equal(self.ids, ids) else None
 
 
 class RowSource(Protocol):

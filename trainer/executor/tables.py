@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,7 +17,6 @@ from pserver.table.gradient import RowGradient
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.tables import CachingSource
 from trainer.embedding.embedding import DistributedEmbedding
-from trainer.embedding.joined_lookups import JoinedLookup
 from trainer.embedding.local_rows import LocalRows
 from trainer.embedding.rows import Arrived, RowSource
 from trainer.executor.table_handle import TableHandle
@@ -82,12 +80,11 @@ class RangeChecked:
 
     Args:
         name: of the table, which stays its attribute.
-        rows: ids are below this; None: ids are any int64.
+        num_embeddings: ids are below this, which stays its attribute; None: ids are any int64.
     """
 
-    def __init__(self, name: str, rows: int | None) -> None:
-        self.name = name
-        self._count = rows
+    def __init__(self, name: str, num_embeddings: int | None) -> None:
+        self.name, self.num_embeddings = name, num_embeddings
 
     def checked(self, ids: Tensor) -> Tensor:
         """Checks ids, int64 [n], and returns them.
@@ -95,11 +92,12 @@ class RangeChecked:
         Raises:
             ValueError: one is out of range.
         """
-        if self._count is not None and len(ids):
-            odd = ids[(ids < 0) | (ids >= self._count)]
+        if self.num_embeddings is not None and len(ids):
+            odd = ids[(ids < 0) | (ids >= self.num_embeddings)]
             if len(odd):
                 raise ValueError(
-                    f"table {self.name!r}: ids: expected 0 to {self._count - 1}, got {int(odd[0])}"
+                    f"table {self.name!r}: ids: expected 0 to {self.num_embeddings - 1}, got "
+                    f"{int(odd[0])}"
                 )
         return ids
 
@@ -191,9 +189,11 @@ class ServedHandle(RangeChecked):
 
     Attributes:
         known_as: the name, for lookups of coming steps.
+        padding_idx: None: a program looks no padding up.
     """
 
     known_as: str | None
+    padding_idx: int | None = None
 
     def __init__(
         self,
@@ -210,13 +210,6 @@ class ServedHandle(RangeChecked):
     def pull(self, ids: Tensor) -> Tensor:
         """See :class:`TableHandle`."""
         return self.source().pull(self.checked(ids))
-
-    def lookup_of(self, given: Tensor, other: JoinedLookup | None = None) -> JoinedLookup | None:
-        """The lookup of unique ids, int64 [u]; None: one is out of range."""
-        try:
-            return JoinedLookup(given, self.checked(given), np.arange(len(given), dtype=np.int32))
-        except ValueError:
-            return None
 
     def ids_to_pull(self, ids: Tensor) -> Tensor:
         """See :class:`~trainer.embedding.rows.RowSource`."""

@@ -49,7 +49,9 @@ from trainer.embedding.joined_lookups import (
     IdsByTable,
     InputPart,
     JoinedLookup,
+    flat,
     is_same,
+    lookups_of,
     parts_with,
     tensors_of,
 )
@@ -296,7 +298,7 @@ class LookAhead:
         """
         if str(table.known_as) not in self._ahead:
             return None
-        ids = given.reshape(-1).cpu()
+        ids = flat(given)
         with self._turn:
             call = table, self._counts.get(table, 0)
             learns = torch.is_grad_enabled()  # an evaluation has other batches than the one given
@@ -365,8 +367,7 @@ class LookAhead:
 
     def _look_up(self, announced: Mapping[int, tuple[AheadTable, Tensor]]) -> _Arrival:
         """Looks up what was announced."""
-        made = {number: table.lookup_of(ids) for number, (table, ids) in announced.items()}
-        lookups = {number: lookup for number, lookup in made.items() if lookup is not None}
+        lookups = lookups_of(announced)
         ids = IdsByTable.of(
             {number: (announced[number][0], each.ids) for number, each in lookups.items()}
         )

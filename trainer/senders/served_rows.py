@@ -150,7 +150,7 @@ class Lookups:
         with self._one:
             rows = self._look_up(asked, self._divided(asked))
         self.lookups += 1
-        count = sum(map(len, asked.values()))
+        count = sum(ids.numel() for ids in asked.values())
         self.rows += count
         if began:
             SPANS.add("lookup", began, now(), tables=", ".join(asked), rows=count)
@@ -180,14 +180,14 @@ class Lookups:
             divided: see :meth:`_divided`.
             number: under which the servers keep the lookup; 0: they do not.
         """
-        rows = {name: self._blank(name, len(ids)) for name, ids in asked.items()}
+        rows = {name: self._blank(name, ids.numel()) for name, ids in asked.items()}
         replies, answers = list[Future[Reply]](), dict[int, Arrays]()
         for server in range(len(self._clients)):
             own = {name: _own(ids, divided, name, server) for name, ids in asked.items()}
-            own = {name: ids for name, ids in own.items() if len(ids)}
+            own = {name: ids for name, ids in own.items() if ids.numel()}
             if own:
                 into = answers[server] = {
-                    name: self._blank(name, len(ids)) if divided else rows[name]
+                    name: self._blank(name, ids.numel()) if divided else rows[name]
                     for name, ids in own.items()
                 }
                 replies.append(self._channel(server, own).lookup(own, _into(into), number))
@@ -196,9 +196,12 @@ class Lookups:
             for server, arrived in answers.items():
                 if name in arrived:
                     rows[name][places[server]] = arrived[name]
-        return {
-            name: found.to(DTYPES[self.tables[name].computes_in]) for name, found in rows.items()
-        }
+        return {name: self._computed(name, found) for name, found in rows.items()}
+
+    def _computed(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+        """Rows in the dtype that their table computes in."""
+        dtype = DTYPES[self.tables[name].computes_in]
+        return rows if rows.dtype is dtype else rows.to(dtype)
 
     # ---- lookups ahead ----
 
@@ -524,12 +527,8 @@ class WrittenTables:
         """Whether a table was written since the last step, so that its rows are read here."""
         return name in self._waiting
 
-    def waiting(self, name: str, ids: torch.Tensor) -> torch.Tensor | None:
-        """The rows of these ids, [n, dim], among those written since the last step; None if none
-        were written.
-        """
-        if name not in self._waiting:
-            return None
+    def waiting(self, name: str, ids: torch.Tensor) -> torch.Tensor:
+        """The rows of these ids, [n, dim], of a table that :meth:`waits`."""
         known, values = self._waiting[name]
         rows = initial_of(self._lookups.tables[name], ids)
         if len(known):
@@ -610,8 +609,9 @@ class WritableRows(ServedRows):
 
     def pull(self, ids: torch.Tensor, arrived: Arrived | None = None) -> torch.Tensor:
         """See :class:`ServedRows`."""
-        waiting = self._written.waiting(self._name, ids.cpu())
-        return super().pull(ids, arrived) if waiting is None else waiting.to(ids.device)
+        if not self._written.waits(self._name):
+            return super().pull(ids, arrived)
+        return self._written.waiting(self._name, ids.cpu()).to(ids.device)
 
     def read(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """See :meth:`WrittenTables.read`."""
