@@ -30,9 +30,8 @@ class RowGradient:
     statistics: torch.Tensor | None = None
 
     def clone(self) -> RowGradient:
-        """A copy that shares no memory with this."""
-        statistics = None if self.statistics is None else self.statistics.clone()
-        return RowGradient(self.ids.clone(), self.rows.clone(), statistics)
+        """A copy with rows of its own; nobody writes into ids and statistics."""
+        return RowGradient(self.ids, self.rows.clone(), self.statistics)
 
     def add_(self, other: RowGradient) -> RowGradient:
         """Adds another gradient in place, and returns this one.

@@ -104,8 +104,8 @@ class ArrayAssembler:
         try:
             for name, (dtype, shape, size) in forms.items():
                 # one call for each array: many tables have many
-                begins = begin // dtype.itemsize
-                arrays[name] = views[dtype].as_strided(shape, _strides(shape), begins)
+                strides = [1] if len(shape) == 1 else _strides(shape)
+                arrays[name] = views[dtype].as_strided(shape, strides, begin // dtype.itemsize)
                 begin += size
         except (RuntimeError, TypeError):  # no tensor has such a shape
             return None

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pserver.table.ids import merge, owners, partition, unique
+from pserver.table.ids import all_differ, merge, owners, partition, unique, unique_each
 
 
 def zipf(count: int, seed: int = 0) -> np.ndarray:
@@ -38,6 +38,21 @@ def test_a_batch_is_what_differs_in_it(ids: np.ndarray, dtype: type, dim: int, w
         expected[place] += row
     inverse = inverse.astype(np.int64) if wide else inverse
     assert np.array_equal(merge(inverse, values, len(found)), expected)
+
+
+@example([zipf(3000), zipf(0), zipf(7), zipf(2000, 1)])
+@given(st.lists(ids_of, max_size=6))
+def test_runs_of_ids_are_each_a_batch(runs: list[np.ndarray]):
+    """What differs in each run is what differs in it alone, with its least and greatest id."""
+    sizes = np.array([len(run) for run in runs], np.int64)
+    found = unique_each(np.concatenate([np.empty(0, np.int64), *runs]), sizes)
+    ids = np.split(found.ids, np.cumsum(found.counts)[:-1]) if runs else []
+    inverse = np.split(found.inverse, np.cumsum(sizes)[:-1]) if runs else []
+    for run, own, places, (low, high) in zip(runs, ids, inverse, found.bounds, strict=True):
+        alone, expected = unique(run)
+        assert own.tolist() == alone.tolist() and places.tolist() == expected.tolist()
+        assert (low, high) == (run.min(), run.max()) if len(run) else low > high
+        assert all_differ(run) == (len(alone) == len(run)) and all_differ(alone)
 
 
 @example(zipf(4000), 5)
