@@ -25,6 +25,7 @@ from transpiler.ir.tables import Segment, Table, Uniform
 from transpiler.plan.plan import Deployment
 
 COUNT = SLOTS * BATCH
+SLOT_ROWS = 10_000  # of each moved embedding
 MODEL = (
     "26 slots, batch 512, rows of 16, network of 400-400-1, Zipf 1.2 over 10 M ids, Adagrad, "
     "1 thread each"
@@ -57,6 +58,15 @@ SLOTWISE = Promise(
     0.8,
     setting=f"1 trainer, 1 server, sync; {MODEL}",
 )
+MOVED = Promise(
+    "table/CTR sync, 52 moved embeddings",
+    "two tables for all slots: weights and factors",
+    0.75,
+    setting=(
+        "1 trainer, 1 server, sync, an nn.Embedding of weights and one of factors for each of 26 "
+        "slots of 10,000 ids, moved by pattern; network of 400-400-1, batch 512, 1 thread each"
+    ),
+)
 CPU = Promise(
     "table/CPU per million samples",
     f"{ALONE}, one process",
@@ -79,7 +89,7 @@ MIXED = tuple(
     )
     for name, against in BESIDE.items()
 )
-PROMISES = (EXCHANGE, *STEPS, KSTEP, SLOTWISE, CPU, *MIXED)
+PROMISES = (EXCHANGE, *STEPS, KSTEP, SLOTWISE, MOVED, CPU, *MIXED)
 
 
 def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]:
@@ -103,6 +113,8 @@ def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]
     if SLOTWISE in wanted:
         one, many = (1, "auto", "sync"), (1, "auto", "sync", "adagrad", SLOTS)
         yield _pair(SLOTWISE, {}, {"alone": one, "ours": many}, rows, steps, runs)
+    if MOVED in wanted:
+        yield _moved(steps, runs)
     if CPU in wanted:
         yield _cpu(rows, steps, runs)
     if chosen := [promise for promise in MIXED if promise in wanted]:
@@ -174,6 +186,17 @@ def _mixed(chosen: Sequence[Promise], rows: int, steps: int, runs: int) -> Itera
     yield from (
         Row(promise, medians["mixed"], medians[name], runs) for name, promise in names.items()
     )
+
+
+def _moved(steps: int, runs: int) -> Row:
+    with ExitStack() as stack:
+        groups = {}
+        for name, moved in (("alone", 0), ("ours", 1)):
+            _, endpoint = stack.enter_context(server())
+            groups[name] = [Peer("ctr_moved", endpoint, SLOT_ROWS * SLOTS, moved)]
+        stack.enter_context(peers(*(peer for group in groups.values() for peer in group)))
+        medians = alternate({name: _turn(group, steps) for name, group in groups.items()}, runs)
+    return Row(MOVED, medians["ours"], medians["alone"], runs)
 
 
 def _cpu(rows: int, steps: int, runs: int) -> Row:

@@ -60,6 +60,25 @@ class Slots(nn.Module):
         return torch.stack([table(ids[:, i]) for i, table in enumerate(self.tables)], 1)
 
 
+class Both(nn.Module):
+    """Weights and factors of ids, as a factorization machine has them, and a network over the
+    factors.
+
+    Args:
+        of: makes embeddings of all slots, of this width.
+    """
+
+    def __init__(self, of: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.weights, self.factors = of(1), of(DIM)
+        self.net = network()
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """int64 [batch, slots] -> logits [batch, 1]."""
+        logits: torch.Tensor = self.net(self.factors(ids).flatten(1))
+        return logits + self.weights(ids).sum(1)
+
+
 def network() -> nn.Sequential:
     """Two wide layers and a logit."""
     torch.manual_seed(0)
@@ -73,11 +92,23 @@ def network() -> nn.Sequential:
 
 
 def stepping(
-    model: nn.Module, optimizers: list[Any], seed: int, rows: int, device: str = "cpu"
+    model: nn.Module,
+    optimizers: list[Any],
+    seed: int,
+    rows: int,
+    device: str = "cpu",
+    of_slot: int | None = None,
 ) -> Callable[[], None]:
-    """One step of the ordinary loop; its batches are made beforehand."""
+    """One step of the ordinary loop; its batches are made beforehand.
+
+    Args:
+        of_slot: ids begin with 0 in each slot, which has so many; None: all slots share a range.
+    """
     made = [
-        (torch.from_numpy(ids).to(device), torch.from_numpy(label).to(device))
+        (
+            torch.from_numpy(ids % (of_slot or rows)).to(device),
+            torch.from_numpy(label).to(device),
+        )
         for ids, label in batches(seed, rows)
     ]
     upcoming: Iterator[tuple[torch.Tensor, torch.Tensor]] = itertools.cycle(made)
@@ -175,7 +206,33 @@ def trainer(
     fleet.finish()
 
 
+def moved(endpoint: str, rows: int, by_slot: int) -> None:
+    """The only trainer of a sync job with weights and factors: ``by_slot``: of torch's embeddings,
+    two for each slot, which the strategy moves; otherwise two tables.
+    """
+    from trainer import DistributedEmbedding, fleet
+
+    strategy = fleet.DistributedStrategy()
+    strategy.a_sync = False
+    if by_slot:
+        strategy.a_sync_configs = {"embeddings": ["weights.*", "factors.*"]}
+    fleet.init(
+        fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=[endpoint]), strategy=strategy
+    )
+    of_slot = rows // SLOTS
+    model = Both(
+        (lambda width: Slots([nn.Embedding(of_slot, width) for _ in range(SLOTS)]))
+        if by_slot
+        else (lambda width: DistributedEmbedding(width, num_embeddings=rows))
+    )
+    model = fleet.distributed_model(model)
+    optimizer = fleet.distributed_optimizer(OPTIMIZERS["adagrad"](model.parameters()))
+    answer(stepping(model, [optimizer], 0, rows, of_slot=of_slot if by_slot else None))
+    fleet.finish()
+
+
 ROLES: dict[str, Callable[..., None]] = {
+    "ctr_moved": moved,
     "ctr_plain": plain,
     "ctr_ddp": ddp,
     "ctr_trainer": trainer,

@@ -117,6 +117,26 @@ def _give_back(connection: socket.socket, size: int) -> None:
         return
 
 
+def updater(count: int, elements: int) -> None:
+    """A TCP server that takes SGD's step with the gradients that it receives, tensor by tensor, and
+    sends the values back.
+    """
+    listener = socket.create_server(("127.0.0.1", 0))
+    say(f"{READY} {listener.getsockname()[1]}")
+    connection, _ = listener.accept()
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    gradients, values = torch.zeros(count, elements), torch.zeros(count, elements)
+    arriving, leaving = (memoryview(each.numpy()).cast("B") for each in (gradients, values))
+    try:
+        while True:
+            receive_into(connection, arriving)
+            for value, gradient in zip(values, gradients, strict=True):
+                value.add_(gradient, alpha=-1e-3)
+            connection.sendall(leaving)
+    except (EOFError, ConnectionError):
+        return
+
+
 def raw_mover(host: str, port: int, connections: int, size: int) -> None:
     """The other end.  Lines: a number of exchanges."""
     opened = [socket.create_connection((host, port)) for _ in range(connections)]
@@ -354,6 +374,7 @@ def sharded(*arguments: Any) -> None:
 ROLES: dict[str, Callable[..., None]] = {
     "raw": raw,
     "raw_tls": raw_tls,
+    "updater": updater,
     "raw_mover": raw_mover,
     "mover": mover,
     "answers": answers,

@@ -51,6 +51,8 @@ SMALL = (  # 300 of 1 KB
     ),
     Promise("wire/tcp 300 x 1 KB, rpc at once", "the same, all calls at once", 6, setting=SETTING),
 )
+LOOP = "a loop of Python over a raw socket: gradients, an update of each tensor, its values"
+FEW = (Promise("wire/tcp 10 x 1 KB, loop", LOOP, 5, most=True, setting=SETTING),)
 BASELINES = {
     RAW: "raw",
     TCP: "rpc",
@@ -60,7 +62,7 @@ BASELINES = {
     SMALL[0].against: "each",
     SMALL[1].against: "at once",
 }
-PROMISES = (*LARGE, *SECURED, *MEDIUM, *SMALL)
+PROMISES = (*LARGE, *SECURED, *MEDIUM, *SMALL, *FEW)
 
 
 def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]:
@@ -78,6 +80,23 @@ def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]
     for promise in SECURED:
         if promise in wanted:
             yield _secured(promise, *((3, 64) if tiny else (100, 160_000)), runs)
+    for promise in FEW:
+        if promise in wanted:
+            yield _few(promise, 10, 256, runs)
+
+
+def _few(promise: Promise, count: int, elements: int, runs: int) -> Row:
+    """A few small tensors, beside the least that Python takes."""
+    with (
+        peers(Peer("updater", count, elements)) as (port,),
+        server("tcp") as (_, endpoint),
+        trainer(endpoint, [elements] * count, "tcp") as ours,
+        socket.create_connection(("127.0.0.1", int(port))) as connection,
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        contenders = {"ours": timed(ours.step), "loop": _exchange(connection, ours)}
+        medians = alternate(contenders, runs)
+    return Row(promise, medians["ours"], medians["loop"], runs)
 
 
 def _secured(promise: Promise, count: int, elements: int, runs: int) -> Row:

@@ -484,11 +484,14 @@ class DistributedEmbedding(nn.Module):
             ids = hashed(whose, ids, settings.hash, settings.num_embeddings, traced=True)
             given = offsets, per_sample_weights, statistics
             return traced_rows(self, table, ids, *given).to(self._output)
-        ids = self.checked(ids)
+        size = settings.num_embeddings
+        ids = whole_numbers(whose, hashed(whose, ids, settings.hash, size, traced=False))
         counted = shows_and_clicks(whose, settings.entry, ids, statistics)
         ahead = None if self.look_ahead is None else self.look_ahead.claim(self, ids)
         if ahead is None and self.joined is not None:
             ahead = self.joined.claim(self, ids)
+        if ahead is None:  # otherwise they were looked at when they were asked for
+            check_range(whose, ids, size)
         if settings.pooling is None:
             if offsets is not None or per_sample_weights is not None:
                 raise ValueError(

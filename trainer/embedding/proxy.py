@@ -228,7 +228,9 @@ class ProxyParameter(nn.Parameter):
 
     def _show(self, pending: RowGradient) -> None:
         """Sets ``grad`` to the norm of these rows."""
-        norm = torch.linalg.vector_norm(pending.rows).to(self.device, self.dtype)
+        norm = torch.linalg.vector_norm(pending.rows)
+        if norm.dtype is not self.dtype or not self.is_cpu:
+            norm = norm.to(self.device, self.dtype)
         self.grad, self._recorded = ProxyGradient.of(norm, self), norm.item()
 
     def pending_rows(self) -> Tensor:
@@ -298,7 +300,7 @@ def _check_source(proxy: weakref.ref[ProxyParameter], gradient: Tensor) -> None:
     Raises:
         RuntimeError: it is not.
     """
-    if gradient.signbit():
+    if math.copysign(1.0, gradient.item()) < 0:
         return
     present = proxy()
     owner = None if present is None else present.owner
