@@ -72,8 +72,8 @@ from pserver.table.kernels import Array, kernel, prefetch
 #
 # - ``entries``: int64, two words for each entry;
 # - ``base``, ``sizes``: int64[parts], the first entry of each part, and its size;
-# - ``seeds``: uint64[parts], with which the places of a part are mixed once more; 0: they are not;
-#   None: those of no part are, which is compiled apart, as every search asks for it;
+# - ``seeds``: uint64[parts], with which the places of a part are mixed once more; 0: they are not.
+#   None where those of no part are: where that saves a quarter, it is compiled apart;
 # - ``counts``, ``reach``: int64[parts], the ids of each part, and how far from its base they stand;
 # - ``chain``: int64[slots], the id of each slot; of a free slot, the next free one;
 # - ``heads``: the first free slot or -1, and the number of slots ever used;
@@ -161,7 +161,7 @@ def places_of(ids: Array, base: Array, sizes: Array, seeds: Array | None, places
 
 
 @kernel
-def find(entries: Array, base: Array, sizes: Array, seeds: Array | None, value: int) -> int:
+def find(entries: Array, base: Array, sizes: Array, seeds: Array, value: int) -> int:
     """The entry of one id; -1 if it has none."""
     first = place_of(value, base, sizes, seeds)
     for place in range(first, first + MOST_PROBES):
@@ -370,7 +370,7 @@ def remove(
     entries: Array,
     base: Array,
     sizes: Array,
-    seeds: Array | None,
+    seeds: Array,
     counts: Array,
     ids: Array,
     slots: Array,
@@ -428,7 +428,7 @@ def listed(
     entries: Array,
     base: Array,
     sizes: Array,
-    seeds: Array | None,
+    seeds: Array,
     chain: Array,
     begin: int,
     end: int,
@@ -464,7 +464,7 @@ def within(
     entries: Array,
     base: Array,
     sizes: Array,
-    seeds: Array | None,
+    seeds: Array,
     begin: int,
     end: int,
     slots: Array,
@@ -480,9 +480,8 @@ def within(
         size = np.uint64(sizes[part])
         place = base[part] + np.int64((np.uint64(low) * size) >> np.uint64(32))
         last = base[part] + np.int64((np.uint64(high) * size) >> np.uint64(32))
-        if seeds is not None:
-            if seeds[part] != 0:  # its entries stand in another order than the keys
-                place, last = base[part], base[part] + sizes[part] - 1
+        if seeds[part] != 0:  # its entries stand in another order than the keys
+            place, last = base[part], base[part] + sizes[part] - 1
         # an id stands at its own place, or behind it where the entries between are taken
         final = last + MOST_PROBES
         while place <= last or (entries[2 * place + 1] != 0 and place < final):
@@ -536,7 +535,7 @@ def note_free(chain: Array, heads: Array, done: Array, most: int) -> bool:
 
 @kernel
 def words_of(
-    entries: Array, base: Array, sizes: Array, seeds: Array | None, ids: Array, words: Array
+    entries: Array, base: Array, sizes: Array, seeds: Array, ids: Array, words: Array
 ) -> None:
     """Writes the words of the ids' entries; 0 where there is none."""
     for i in range(len(ids)):
@@ -549,7 +548,7 @@ def changed_in(
     entries: Array,
     base: Array,
     sizes: Array,
-    seeds: Array | None,
+    seeds: Array,
     ids: Array,
     epoch: int,
     changed: Array,
@@ -770,7 +769,7 @@ class Index:
         # how often each part has grown; each begins a little larger than the one before
         self._grown = np.arange(PARTS) / PARTS
         self._sizes = SIZES[0].copy()
-        self._seeds: Array | None = None
+        self._seeds, self._mixed = np.zeros(PARTS, np.uint64), False
         self._which = np.zeros(PARTS, np.int64)
         self._base = self._begins()
         self._counts, self._reach = np.zeros(PARTS, np.int64), np.zeros(PARTS, np.int64)
@@ -800,6 +799,11 @@ class Index:
         """Memory of entries and ids, in bytes."""
         return int(self._sizes.sum()) * 16 + self.used * 8
 
+    @property
+    def _searched(self) -> tuple[Array, Array, Array, Array | None]:
+        seeds = self._seeds if self._mixed else None
+        return self._entries.array, self._base, self._sizes, seeds
+
     def locate(self, ids: Array, fetched: tuple[int, int, int] = NOTHING) -> tuple[Array, int]:
         """Finds the slots of ids.
 
@@ -812,9 +816,7 @@ class Index:
             int64[n]: the slot of each id, -1 where it has none; and how many have none.
         """
         slots = np.empty(len(ids), np.int64)
-        return slots, locate(
-            self._entries.array, self._base, self._sizes, self._seeds, ids, slots, fetched
-        )
+        return slots, locate(*self._searched, ids, slots, fetched)
 
     def mark(
         self, ids: Array, epoch: int, call: int, fetched: tuple[int, int, int] = NOTHING
@@ -833,8 +835,9 @@ class Index:
         """
         slots = np.empty(len(ids), np.int64)
         words = np.empty(0 if self.watcher is None else len(ids), np.int64)
-        state = (self._entries.array, self._base, self._sizes, self._seeds)
-        missing, twice = mark(*state, ids, slots, fetched, epoch % EPOCHS, call % CALLS, words)
+        missing, twice = mark(
+            *self._searched, ids, slots, fetched, epoch % EPOCHS, call % CALLS, words
+        )
         if self.watcher is not None:
             self.watcher.changing(slots, words)
         return slots, missing, twice
@@ -850,18 +853,8 @@ class Index:
         bits = ((epoch % EPOCHS) << EPOCH_SHIFT) | ((call % CALLS) << CALL_SHIFT)
         done, regions = 0, int(self._grown.min())
         while True:
-            state = (
-                self._entries.array,
-                self._base,
-                self._sizes,
-                self._seeds,
-                self._counts,
-                self._reach,
-                self._grown,
-                self._which,
-                self._small,
-            )
-            done = insert(*state, ids, slots, done, bits)
+            growing = self._counts, self._reach, self._grown, self._which
+            done = insert(*self._searched, *growing, self._small, ids, slots, done, bits)
             if done == len(ids):
                 break
             part = int(mix(ids[done].astype(np.uint64))) >> PART_SHIFT
@@ -888,9 +881,7 @@ class Index:
         self._move(part, int(self._sizes[part]))
 
     def _choose_seed(self, part: int) -> None:
-        if self._seeds is None:
-            self._seeds = np.zeros(PARTS, np.uint64)
-        self._seeds[part] = secrets.randbits(64) | 1
+        self._seeds[part], self._mixed = secrets.randbits(64) | 1, True
 
     def _move(self, part: int, size: int) -> None:
         """Moves a part to its other side, where it has this size."""
@@ -904,19 +895,14 @@ class Index:
             self._entries.large(fresh * 16, -(-size * 16 // LARGE_PAGE) * LARGE_PAGE)
         # pages that are read before they are written come in small
         self._entries.array[2 * fresh : 2 * (fresh + size)] = 0
-        while not move(
-            self._entries.array,
-            begin,
-            end,
-            self._base,
-            self._sizes,
-            self._seeds,
-            self._reach,
-            part,
-        ):
+        while not self._moves(begin, end, part):
             self._entries.array[2 * fresh : 2 * (fresh + int(self._reach[part]))] = 0
             self._choose_seed(part)
         self._empty(begin, end)
+
+    def _moves(self, begin: int, end: int, part: int) -> bool:
+        entries, base, sizes, seeds = self._searched
+        return bool(move(entries, begin, end, base, sizes, seeds, self._reach, part))
 
     def _empty(self, begin: int, end: int) -> None:
         """Empties the entries that a part has left, and gives whole pages back."""

@@ -109,7 +109,7 @@ def test_no_search_is_long(chosen: Callable[[int], Array]) -> None:
 def test_ids_by_chance_are_never_mixed_anew() -> None:
     """Nor those that are counted up, or come in strides: they cost what they did."""
     for ids in (by_chance(300_000), np.arange(300_000), np.arange(300_000) * 2**20):
-        assert filled(ids, 30_000)._seeds is None
+        assert not filled(ids, 30_000)._mixed
 
 
 def test_a_table_is_the_same_wherever_its_entries_stand() -> None:
@@ -128,7 +128,7 @@ def test_a_table_is_the_same_wherever_its_entries_stand() -> None:
         rows = rng.standard_normal((800, 4)).astype(np.float32)
         for each in pair:
             each.update(ids.copy(), rows.copy(), [{}])
-    assert pair[0]._rows.index._seeds is None and pair[1]._rows.index._seeds is not None
+    assert not pair[0]._rows.index._mixed and pair[1]._rows.index._mixed
     chunks = [each.scan(0, 10_000)[0] for each in pair]
     assert chunks[0].keys() == chunks[1].keys()
     for name, column in chunks[0].items():
