@@ -109,7 +109,8 @@ SIZES = np.array(
 )
 # Of their regions, by growths: the entries from one part to the next, and the first entry, at a
 # large page.  A part is three quarters full at most, so fewer entries than that stand behind its
-# end.  The second half of a region is for parts that are mixed anew.
+# end.  A region has two halves: a part that is moved goes to the other one, also where it stays in
+# its region, as it is mixed anew.
 STRIDES = np.array([size_of(grown + 1) * 7 // 4 + 1 for grown in range(SMALL)])
 REGIONS = np.cumsum([0, *(-(-2 * PARTS * STRIDES // PAGE_ENTRIES) * PAGE_ENTRIES)])
 

@@ -6,17 +6,20 @@ import doctest
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 from markdown_it import MarkdownIt
 
 from tests.support.fork_server import Forked, started
-from tests.support.load import patiently, run
+from tests.support.load import patiently
 
 ROOT = Path(__file__).parent.parent.parent
 SECONDS = 240.0  # for one fence
@@ -91,6 +94,7 @@ class Reader:
         self.folder = folder
         self._printed: str | None = None
         self._session: Forked | subprocess.Popen[str] | None = None
+        self._groups: list[int] = []  # of processes, by shell fence
 
     def __enter__(self) -> Reader:
         return self
@@ -107,6 +111,9 @@ class Reader:
             for pipe in (self._session.stdin, self._session.stdout):
                 assert pipe is not None
                 pipe.close()
+        for group in self._groups:
+            with suppress(ProcessLookupError):  # what a page that failed has not ended
+                os.killpg(group, signal.SIGTERM)
 
     def read(self, fence: Fence) -> None:
         """Does what one fence says; an AssertionError names it where it fails."""
@@ -140,17 +147,20 @@ class Reader:
         return str(result["printed"])
 
     def _shell(self, fence: Fence) -> str:
-        done = run(
+        shell = subprocess.Popen(
             ["bash", "-e", "-u", "-o", "pipefail", "-c", fence.text],
             cwd=self.folder,
             env=self._environment(),
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=SECONDS,
+            start_new_session=True,
         )
-        said = f"{fence}: exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
-        assert done.returncode == 0, said
-        return done.stdout
+        self._groups.append(shell.pid)
+        printed, errors = patiently(partial(shell.communicate, None), SECONDS)
+        said = f"{fence}: exit status {shell.returncode}\n{printed}\n{errors}"
+        assert shell.returncode == 0, said
+        return printed
 
     def _compare(self, fence: Fence) -> None:
         assert self._printed is not None, f"{fence}: expected a fence that prints before it"
