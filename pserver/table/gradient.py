@@ -30,7 +30,7 @@ class RowGradient:
     statistics: torch.Tensor | None = None
 
     def clone(self) -> RowGradient:
-        """A copy with rows of its own; nobody writes into ids and statistics."""
+        """A copy with rows of its own; it shares ids and statistics, which never change."""
         return RowGradient(self.ids, self.rows.clone(), self.statistics)
 
     def add_(self, other: RowGradient) -> RowGradient:

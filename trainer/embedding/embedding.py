@@ -490,7 +490,7 @@ class DistributedEmbedding(nn.Module):
         ahead = None if self.look_ahead is None else self.look_ahead.claim(self, ids)
         if ahead is None and self.joined is not None:
             ahead = self.joined.claim(self, ids)
-        if ahead is None:  # otherwise they were looked at when they were asked for
+        if ahead is None:  # the range of ids that were asked for ahead is checked there
             check_range(whose, ids, size)
         if settings.pooling is None:
             if offsets is not None or per_sample_weights is not None:

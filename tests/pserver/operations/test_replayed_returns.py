@@ -231,7 +231,7 @@ def test_damage_in_a_file_counts_where_the_file_does(story: Story) -> None:
 
 @pytest.mark.parametrize("what", ["its leaves", "a step"])
 def test_a_server_lacks_the_last_records(story: Story, what: str) -> None:
-    """Where one of them decides a step, that is said; a trainer that has left changes no value."""
+    """A warning names a missing step; a missing leave, which changes no value, gives none."""
     story.step(2)
     servers = story.world.servers
     for server, part in zip(servers, story.world.trainers[1], strict=True):

@@ -43,7 +43,7 @@ def test_a_batch_is_what_differs_in_it(ids: np.ndarray, dtype: type, dim: int, w
 @example([zipf(3000), zipf(0), zipf(7), zipf(2000, 1)])
 @given(st.lists(ids_of, max_size=6))
 def test_runs_of_ids_are_each_a_batch(runs: list[np.ndarray]):
-    """What differs in each run is what differs in it alone, with its least and greatest id."""
+    """Each run has the unique ids that it has alone, and its least and greatest id."""
     sizes = np.array([len(run) for run in runs], np.int64)
     found = unique_each(np.concatenate([np.empty(0, np.int64), *runs]), sizes)
     ids = np.split(found.ids, np.cumsum(found.counts)[:-1]) if runs else []
