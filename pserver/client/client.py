@@ -1199,8 +1199,11 @@ class Client:
                 if not isinstance(error, UnknownSession):
                     time.sleep(POLL_SECONDS)
                     continue
-            reply = self._ask_to_join(check_time)  # it has come back
-            if reply.install:  # it had heard this trainer, and its job is over
+            try:
+                reply = self._ask_to_join(check_time)  # it has come back
+            except TrainerLost:  # it had heard this trainer: nobody waits for it
+                return LeaveReply()
+            if reply.install:  # likewise, and its job is over
                 return LeaveReply()
             request.session = reply.session
 

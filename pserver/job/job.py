@@ -1053,6 +1053,9 @@ class Job:
             # it asks again because its first transport did not work
             known.transport = choose_transport(request, self.transports)
             return known
+        same = known is not None and known.incarnation == request.incarnation
+        if known is not None and same and known.preempted_after is not None:
+            raise TrainerLost(f"trainer {trainer} was preempted, and has left the job")
         other_job = known is not None or request.fingerprint != self._identity.fingerprint
         if self._members.ending and other_job:
             return None  # the next job begins when all have left

@@ -121,10 +121,12 @@ class Coordinator:
             steps: by lane, the last one that counts as applied.
 
         Raises:
-            ValueError: it was lost; or another process of its number is live.
+            ValueError: it was lost, or has left; or another process of its number is live.
         """
         if process in self.lost:
             raise ValueError(f"{process} was lost")
+        if process in self.left:
+            raise ValueError(f"{process} has left")
         present = self._present.get(process.trainer)
         if present == process:
             return []

@@ -224,8 +224,9 @@ def test_a_server_that_has_dropped_a_trainer_has_not_restarted(
 class Returning:
     """The control calls of a server that is away, and has come back when it is asked again."""
 
-    def __init__(self) -> None:
+    def __init__(self, heard: bool = False) -> None:
         self.sessions: list[str] = []
+        self.heard = heard
 
     def leave(self, request: LeaveRequest) -> LeaveReply:
         """Of the first process, of nobody, and of the second."""
@@ -237,7 +238,9 @@ class Returning:
         return LeaveReply()
 
     def join(self, request: JoinRequest) -> JoinReply:
-        """The same trainer joins again."""
+        """The same trainer joins again, unless the log has that it left."""
+        if self.heard:
+            raise TrainerLost("it has left")
         return JoinReply(ready=True, session="second")
 
     def close(self) -> None:
@@ -245,18 +248,24 @@ class Returning:
 
 
 @pytest.mark.parametrize(
-    ("preempted_after", "awaited", "sessions"),
-    [(3, 5.0, ["first", "first", "second"]), (None, 5.0, ["first"]), (3, 0.0, ["first"])],
+    ("preempted_after", "awaited", "heard", "sessions"),
+    [
+        (3, 5.0, False, ["first", "first", "second"]),
+        (3, 5.0, True, ["first", "first"]),
+        (None, 5.0, False, ["first"]),
+        (3, 0.0, False, ["first"]),
+    ],
 )
 def test_a_preempted_trainer_leaves_a_server_that_is_away(
-    preempted_after: int | None, awaited: float, sessions: list[str]
+    preempted_after: int | None, awaited: float, heard: bool, sessions: list[str]
 ) -> None:
     """When that has come back, so that nobody waits for the heartbeat timeout.  One that finishes
-    does not wait, nor where the server does not come back.
+    does not wait, nor where the server does not come back; and where the server's log has that this
+    one left, it has.
     """
     identity = Identity(0, "a", "f", {}, ["tcp"])
     client = Client("127.0.0.1:1", 0, identity, 20.0, 20.0, 0)
-    control = Returning()
+    control = Returning(heard)
     client._control.close()
     client._control, client._reply = control, JoinReply(session="first")  # type: ignore[assignment]
     client._return.seconds = awaited

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from pserver.errors import Refused, UnknownSession, Unprepared
+from pserver.errors import Refused, TrainerLost, UnknownSession, Unprepared
 from pserver.job_log import files
 from pserver.job_log.files import WriteAheadLog
 from pserver.job_log_pb2 import OwnEntry
 from pserver.wire_pb2 import (
     LeaseEpoch,
     LeaseRequest,
+    LeaveRequest,
     MeetMode,
     MeetRequest,
     ShrinkRequest,
@@ -94,6 +95,28 @@ def test_leases_stay_with_their_trainers(world: World, tmp_path: Path) -> None:
     assert (account.decided, account.leased) == (5, 5)
     assert leased(world.trainers[1][0], 1) == theirs
     assert leased(world.trainers[0][0], 2) not in ([], mine, theirs)
+
+
+def test_a_preempted_trainer_whose_leave_is_in_the_log_joins_no_more(
+    world: World, tmp_path: Path
+) -> None:
+    """Server 0 dies before it can answer the leave, so the trainer asks again, as one of a server
+    that has not heard it.  Another process takes its place.
+    """
+    path = world.save(tmp_path, 0)
+    gone = world.trainers[1]
+    for part in reversed(gone):
+        leaves = LeaveRequest(session=part.session, success=True, preempted=True, step=1)
+        part.job.leave(leaves)
+    world.lose(0)
+    world.again(path, 0)
+    world.rejoin(0, 0)
+    with pytest.raises(TrainerLost, match="trainer 1 was preempted, and has left"):
+        world.rejoin(1, 0)
+    world.trainers[1] = world.trainer(1, "another process")
+
+    for trainer in (0, 1):
+        assert world.step(trainer, 1)
 
 
 def test_who_asks_before_the_program_has_come_joins_first(world: World, tmp_path: Path) -> None:

@@ -181,13 +181,13 @@ class Log(RuleBasedStateMachine):
 
     @rule(nth=NTH)
     def a_trainer_joins_again(self, nth: int) -> None:
-        if (process := self.nth(nth)) not in self.left:
-            self.joins(process, (1, 1))
+        self.joins(self.nth(nth), (1, 1))
 
     def joins(self, process: Process, steps: tuple[int, int]) -> None:
         present = self.present.get(process.trainer)
-        if process in self.lost or present not in (None, process):
+        if process in self.lost or process in self.left or present not in (None, process):
             said = "was lost" if process in self.lost else "has already joined"
+            said = "has left" if process in self.left else said
             with pytest.raises(ValueError, match=said):
                 self.coordinator.join(process, steps, self.now)
             return
