@@ -28,7 +28,7 @@ In a job with servers, sync; file by file, in order:
     ``communicator/communicator.py`` cuts each gradient into the plan's slices and gives these to
     the sender of their lane.
  4. ``senders/sync_lane.py``: the slices leave at once, those of a GPU through pinned memory
-    (``senders/parameters.py``).
+    (``device_copies.py``).
  5. ``pserver/client``: frames on a stream of the lane, sent again after a broken connection.
  6. ``close_step`` sends each server the current hyper-parameters: the step is complete.
  7. The server merges the slices of all trainers, updates the parameters, and replies with values.
@@ -71,6 +71,7 @@ The rooms
 A room imports those above it, and none below it::
 
     row_optimizers  serving         root files that import no room
+    device_copies
     environment                     settings from environment variables: role, connection
     lr                              learning rates that torch has no scheduler for
     collective                      between trainers: rendezvous, groups, all-reduce

@@ -20,7 +20,7 @@ class RowGradient:
 
     Attributes:
         ids: int64 [u], each once.
-        rows: [u, dim], in the table's dtype.
+        rows: [u, dim], in the table's dtype; a trainer may have them on a GPU until it steps.
         statistics: float32 [u, 2], the shows and clicks of each id; None where the table does not
             count them.
     """
@@ -99,7 +99,7 @@ def total_of(gradients: Sequence[RowGradient]) -> RowGradient:
     """The sum of several gradients.
 
     Args:
-        gradients: at least one, of one table.
+        gradients: at least one, of one table, with rows on one device.
 
     Returns:
         One row for each id, summed in the order of the gradients, so that a run repeats to the bit.
@@ -110,11 +110,32 @@ def total_of(gradients: Sequence[RowGradient]) -> RowGradient:
     from pserver.table.ids import merge, unique  # imports numba
 
     found, inverse = unique(torch.cat([gradient.ids for gradient in gradients]).numpy())
-    rows = merge(inverse, torch.cat([gradient.rows for gradient in gradients]).numpy(), len(found))
+    if gradients[0].rows.is_cpu:
+        merged = merge(
+            inverse, torch.cat([gradient.rows for gradient in gradients]).numpy(), len(found)
+        )
+        rows = torch.from_numpy(merged)
+    else:
+        rows = _added(gradients, torch.from_numpy(inverse), len(found))
     statistics = None
     if all(gradient.statistics is not None for gradient in gradients):
         counted = torch.cat(
             [gradient.statistics for gradient in gradients if gradient.statistics is not None]
         )
         statistics = torch.from_numpy(merge(inverse, counted.numpy(), len(found)))
-    return RowGradient(torch.from_numpy(found), torch.from_numpy(rows), statistics)
+    return RowGradient(torch.from_numpy(found), rows, statistics)
+
+
+def _added(gradients: Sequence[RowGradient], places: torch.Tensor, count: int) -> torch.Tensor:
+    """The sum of rows on a GPU: [count, dim].
+
+    Args:
+        places: [rows of all], those of the sum.
+    """
+    first = gradients[0].rows
+    total = torch.zeros((count, first.shape[1]), dtype=first.dtype, device=first.device)
+    runs = torch.split(places, [len(each.ids) for each in gradients])
+    for gradient, run in zip(gradients, runs, strict=True):
+        # the ids of one gradient differ, so that no two of its rows meet
+        total.index_add_(0, run.to(total.device, non_blocking=True), gradient.rows)
+    return total

@@ -137,6 +137,9 @@ class Late:
         )
         return self._back[source.data_ptr()]
 
+    def fresh(self, source: torch.Tensor) -> torch.Tensor:
+        return source.clone()
+
     def join(self) -> None:
         """Keeps what is under way from what the script writes from now on."""
         for copy_ in self._under_way:
@@ -154,6 +157,19 @@ def on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda shape, dtype: torch.empty(shape, dtype=dtype),
     )
     monkeypatch.setattr("trainer.senders.parameters.DeviceCopy", Late)
+    tables_on_a_device(monkeypatch)
+
+
+def tables_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ids and rows of tables count as those of a GPU, whose copies are :class:`Late`."""
+    late = Late(torch.device("cpu"))
+    for module in ("embedding", "joined_lookups", "proxy"):
+        monkeypatch.setattr(f"trainer.embedding.{module}.is_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(
+        "trainer.device_copies.pinned", lambda shape, dtype: torch.empty(shape, dtype=dtype)
+    )
+    monkeypatch.setattr("trainer.device_copies.GPUS", ("cpu",))
+    monkeypatch.setattr("trainer.device_copies.copies_of", lambda device: late)
 
 
 class Flags:

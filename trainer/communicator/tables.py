@@ -22,7 +22,7 @@ from pserver.telemetry.metrics import current
 from trainer.embedding.embedding import DistributedEmbedding
 from trainer.embedding.joined_lookups import JoinedLookups, LookupsAhead, PullAll
 from trainer.embedding.local_rows import LocalRows
-from trainer.embedding.proxy import ProxyParameter
+from trainer.embedding.proxy import ProxyParameter, copied_together
 from trainer.embedding.rows import RowSource
 from trainer.embedding.table_settings import UNNAMED
 from trainer.row_optimizers import RowOptimizer
@@ -233,11 +233,14 @@ class Tables(Collector):
         script scaled the gradients of their proxy parameters.
         """
         self._start_rows = {}  # the servers have them, and step
+        # of all that share its proxy parameter
+        modules = {name: self._sharing[name][0] for name in names}
         found: dict[str, RowGradient] = {}
-        for name in names:
-            gradient = self._sharing[name][0].gradient()  # of all that share its proxy parameter
-            if gradient is not None:
-                found[name] = gradient
+        with copied_together([module.proxy for module in modules.values()]):
+            for name, module in modules.items():
+                gradient = module.gradient()
+                if gradient is not None:
+                    found[name] = gradient
         return found
 
     def announced(self, ids: Any) -> list[tuple[DistributedEmbedding, torch.Tensor]]:

@@ -77,7 +77,7 @@ class _LinkToProxy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        ctx.proxy.receive(RowGradient(ctx.ids, gradient.cpu().contiguous(), ctx.statistics))
+        ctx.proxy.receive(RowGradient(ctx.ids, gradient.contiguous(), ctx.statistics))
         return ctx.proxy.nothing(), None, None, None
 
 

@@ -38,6 +38,11 @@ class Bags:
         weights = None if self.weights is None else self.weights[stays]
         return Bags(self.ids[stays], before[self.offsets], weights), stays
 
+    def to(self, device: torch.device) -> Bags:
+        """The bags with offsets and weights on a device."""
+        weights = None if self.weights is None else self.weights.to(device, non_blocking=True)
+        return Bags(self.ids, self.offsets.to(device, non_blocking=True), weights)
+
     def sizes(self) -> Tensor:
         """The number of ids of each, int64 [bags]."""
         ends = torch.cat([self.offsets[1:], self.offsets.new_tensor([len(self.ids)])])

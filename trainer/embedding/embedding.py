@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from pserver.table.gradient import RowGradient
 from pserver.table.string_ids import described, string_ids
+from trainer.device_copies import is_on_gpu
 from trainer.embedding.autograd import link_to_proxy, linked_rows
 from trainer.embedding.bags import bags_of, pool
 from trainer.embedding.joined_lookups import JoinedLookup, JoinedLookups, LookupsAhead
@@ -484,12 +485,15 @@ class DistributedEmbedding(nn.Module):
             ids = hashed(whose, ids, settings.hash, settings.num_embeddings, traced=True)
             given = offsets, per_sample_weights, statistics
             return traced_rows(self, table, ids, *given).to(self._output)
-        size = settings.num_embeddings
-        ids = whole_numbers(whose, hashed(whose, ids, settings.hash, size, traced=False))
+        size, device = settings.num_embeddings, None
+        ids = hashed(whose, ids, settings.hash, size, traced=False)
+        if isinstance(ids, Tensor) and (is_on_gpu(ids) or not ids.is_cpu):
+            device, ids = ids.device, self._in_main_memory(ids)
+        ids = whole_numbers(whose, ids)
         counted = shows_and_clicks(whose, settings.entry, ids, statistics)
         ahead = None if self.look_ahead is None else self.look_ahead.claim(self, ids)
         if ahead is None and self.joined is not None:
-            ahead = self.joined.claim(self, ids)
+            ahead = self.joined.claim(self, ids, device)
         if ahead is None:  # the range of ids that were asked for ahead is checked there
             check_range(whose, ids, size)
         if settings.pooling is None:
@@ -498,36 +502,51 @@ class DistributedEmbedding(nn.Module):
                     f"{whose}: offsets and per_sample_weights are for a table with pooling"
                 )
             if ids.dim() == 1:
-                rows = self._each(ids, counted, ahead)
+                rows = self._each(ids, counted, ahead, device)
             else:
-                rows = self._each(ids.reshape(-1), counted, ahead)
+                rows = self._each(ids.reshape(-1), counted, ahead, device)
                 rows = rows.reshape(*ids.shape, settings.embedding_dim)
             return rows if rows.dtype is self._output else rows.to(self._output)
         bags = bags_of(whose, ids, offsets, per_sample_weights, self.include_last_offset)
         if settings.padding_idx is not None:
             bags, stays = bags.without(settings.padding_idx)
-            counted = counted if counted is None or stays is None else counted[stays.cpu()]
-        rows, inverse, asked, counted = self._pulled(bags.ids, counted, ahead)
+            counted = counted if counted is None or stays is None else counted[stays]
+        rows, inverse, asked, counted = self._pulled(bags.ids, counted, ahead, device)
         rows = link_to_proxy(self.proxy, rows, asked, counted)
+        bags = bags if device is None else bags.to(device)
         return pool(rows, inverse.to(torch.int64), bags, settings.pooling).to(self._output)
 
-    def _each(self, ids: Tensor, counted: Tensor | None, ahead: JoinedLookup | None) -> Tensor:
-        """A row for each id, int64 [n] -> [n, embedding_dim]."""
+    def _in_main_memory(self, ids: Tensor) -> Tensor:
+        return ids.cpu() if self.joined is None else self.joined.in_main_memory(ids)
+
+    def _each(
+        self,
+        ids: Tensor,
+        counted: Tensor | None,
+        ahead: JoinedLookup | None,
+        device: torch.device | None,
+    ) -> Tensor:
+        """A row for each id, int64 [n] -> [n, embedding_dim], on a device; None: the CPU."""
         padding = self.settings.padding_idx
         stays = None if padding is None else ids != padding
         if stays is None or bool(stays.all()):
-            return linked_rows(self.proxy, *self._pulled(ids, counted, ahead))
-        counted = None if counted is None else counted[stays.cpu()]
-        rows = linked_rows(self.proxy, *self._pulled(ids[stays], counted, ahead))
+            return linked_rows(self.proxy, *self._pulled(ids, counted, ahead, device))
+        counted = None if counted is None else counted[stays]
+        rows = linked_rows(self.proxy, *self._pulled(ids[stays], counted, ahead, device))
         assert self.padding_row is not None, "a table with a padding_idx, without pooling"
         padded = self.padding_row.to(rows).expand(len(ids), self.embedding_dim)
+        stays = stays.to(rows.device, non_blocking=True)
         return padded.masked_scatter(stays.unsqueeze(1), rows)
 
     def _pulled(
-        self, ids: Tensor, counted: Tensor | None, ahead: JoinedLookup | None
+        self,
+        ids: Tensor,
+        counted: Tensor | None,
+        ahead: JoinedLookup | None,
+        device: torch.device | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """The rows of the unique ids, [u, embedding_dim], and each id's index among them, [n], on
-        the ids' device; the unique ids, and their statistics, on the CPU.
+        """The rows of the unique ids, [u, embedding_dim], and each id's index among them, [n], on a
+        device; the unique ids, and their statistics, on the CPU.
         """
         lookup = JoinedLookup.of(ids) if ahead is None else ahead
         asked, inverse = lookup.ids, lookup.inverse
@@ -542,10 +561,9 @@ class DistributedEmbedding(nn.Module):
             from pserver.table.ids import merge  # imports numba
 
             counted = torch.from_numpy(merge(inverse, counted.numpy(), len(asked)))
-        places = torch.from_numpy(inverse)
-        if ids.is_cpu:
-            return rows, places, asked, counted
-        return rows.to(ids.device), places.to(ids.device), asked, counted
+        if device is not None:
+            return *lookup.on(device, rows), asked, counted
+        return rows, torch.from_numpy(inverse), asked, counted
 
     def _pull(self, ids: Tensor, arrived: Arrived | None) -> Tensor:
         if self.cache is None or not self.training:

@@ -23,6 +23,11 @@ with it, and two parts may have had the same values by chance.  So each lookup c
 it gets with those that were asked for.  Where they differ it asks by itself, and the parts that did
 not fit are dropped.  Only rows of its own ids are ever returned.
 
+Inputs on a GPU cross together, when the first lookup needs its ids: so a forward waits for the GPU
+once.  A lookup's ids are found in them by their place in memory, where no value has to be compared.
+Ids that the forward computes there cross by themselves.  The rows of one request cross together,
+too.
+
 Rows that arrived ahead have the values of the forward's first lookup.  In sync mode nothing changes
 before the step, so a lookup in its own place would read the same.  In the other modes a lookup
 reads the changes of other trainers, and of this one's earlier steps, so far: with this it reads
@@ -33,8 +38,8 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -43,6 +48,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from pserver.errors import PServerError
+from trainer.device_copies import Leaving, is_on_gpu, on_device
 from trainer.embedding.rows import Arrived
 
 PullAll = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
@@ -57,21 +63,30 @@ class JoinedLookup:
         ids: int64 [u], the unique ones, on the CPU; without the padding's.
         inverse: int32 [n], the place of each among them.
         arrived: rows that arrived ahead; None: the lookup asks by itself.
+        there: these rows, and ``inverse``, on the device of the forward, if they have crossed.
     """
 
     given: Tensor
     ids: Tensor
     inverse: np.ndarray
     arrived: Arrived | None = None
+    there: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def of(cls, ids: Tensor) -> JoinedLookup:
-        """The lookup of ids, int64 [n] on any device, without the padding's."""
+        """The lookup of ids, int64 [n] on the CPU, without the padding's."""
         from pserver.table.ids import unique  # imports numba
 
-        ids = ids.cpu().contiguous()
+        ids = ids.contiguous()
         found, inverse = unique(ids.numpy())
         return cls(ids, torch.from_numpy(found), inverse)
+
+    def on(self, device: torch.device, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The lookup's rows, which were pulled, and ``inverse``, on a device."""
+        if self.there is not None and self.arrived is not None and rows is self.arrived.rows:
+            return self.there
+        rows, places = on_device([rows.contiguous(), torch.from_numpy(self.inverse)], device)
+        return rows, places
 
 
 class AheadTable(Protocol):
@@ -225,6 +240,69 @@ class InputPart:
         return whole.narrow(self.dim, self.begin, self.size).to("cpu", torch.int64)
 
 
+class InputCopies:
+    """Copies, in main memory, of a forward's inputs on GPUs: those of whole numbers, all of which
+    cross when the first is needed.  One thread uses it.
+    """
+
+    def __init__(self) -> None:
+        # each input with its version, and what lies from its first element to its last
+        self._copies: list[tuple[Tensor, int, Tensor]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._copies)
+
+    def clear(self) -> None:
+        """Forgets them: another forward begins."""
+        self._copies.clear()
+
+    def of(self, inputs: Iterable[Tensor], part: Tensor) -> Tensor | None:
+        """The copy of a part of the inputs; None: it is no part of them."""
+        if part.is_inference():  # these count no versions
+            return None
+        if not self._copies:
+            self._copy([each for each in inputs if _may_be_ids_there(each)])
+        for whole, version, copy in self._copies:
+            if whole._version == version and (own := _same_memory(whole, copy, part)) is not None:
+                return own
+        return None
+
+    def _copy(self, inputs: list[Tensor]) -> None:
+        spans = [each.as_strided((_span(each),), (1,)) for each in inputs]
+        versions = [each._version for each in inputs]
+        leaving = [Leaving([span]) for span in spans]  # they may be on several GPUs
+        copies = [copy for each in leaving for copy in each.wait()]
+        self._copies = list(zip(inputs, versions, copies, strict=True))
+
+
+SPARSE = 4  # times as many elements may lie between the first and the last of an input
+
+
+def _may_be_ids_there(tensor: Tensor) -> bool:
+    """Whether a tensor may have ids that a GPU holds."""
+    if not is_on_gpu(tensor) or tensor.is_floating_point() or tensor.is_inference():
+        return False
+    return min(tensor.stride(), default=1) >= 0 and _span(tensor) <= SPARSE * tensor.numel()
+
+
+def _span(tensor: Tensor) -> int:
+    """The number of elements from a tensor's first to its last, as they lie in memory."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in sizes)
+
+
+def _same_memory(whole: Tensor, copy: Tensor, part: Tensor) -> Tensor | None:
+    """The part of ``copy`` that lies as ``part`` does in ``whole``; None: it is no part of it."""
+    if part.dtype is not whole.dtype or not part.numel() or part.device != whole.device:
+        return None
+    if part.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr():
+        return None
+    begin = part.storage_offset() - whole.storage_offset()
+    if begin < 0 or begin + _span(part) > len(copy):
+        return None
+    return copy.as_strided(part.shape, part.stride(), begin)
+
+
 Call = tuple[AheadTable, int]  # a table, and the number of its lookup in the forward
 
 
@@ -233,6 +311,7 @@ class _Forwards(threading.local):
 
     Attributes:
         inputs: of each module whose forward is running, the outermost first.
+        copies: of those on GPUs.
         counts: lookups of each table in the outermost forward so far.
         ahead: lookups that were asked for ahead in it, and not yet taken.
         drops: calls of :meth:`JoinedLookups.drop` before that.
@@ -244,6 +323,7 @@ class _Forwards(threading.local):
 
     def __init__(self) -> None:
         self.inputs: dict[nn.Module, list[Tensor]] = {}
+        self.copies = InputCopies()
         self.counts: dict[AheadTable, int] = defaultdict(int)
         self.ahead: dict[Call, JoinedLookup] = {}
         self.drops = 0
@@ -290,6 +370,7 @@ class JoinedLookups:
             now.counts.clear()
             now.ahead.clear()
             now.given.clear()
+            now.copies.clear()
         now.inputs[module] = tensors_of(arguments)
 
     @torch._disable_dynamo  # type: ignore[attr-defined]
@@ -303,14 +384,25 @@ class JoinedLookups:
                 now.leaders.pop(call, None)
             now.ahead.clear()
             now.given.clear()
+            now.copies.clear()
 
     # ---- lookups ----
 
-    def claim(self, table: AheadTable, given: Tensor) -> JoinedLookup | None:
+    def in_main_memory(self, ids: Tensor) -> Tensor:
+        """Ids of a GPU in main memory, of the same shape and dtype."""
+        now = self._forwards
+        found = now.copies.of((each for inputs in now.inputs.values() for each in inputs), ids)
+        return ids.cpu() if found is None else found
+
+    def claim(
+        self, table: AheadTable, given: Tensor, device: torch.device | None = None
+    ) -> JoinedLookup | None:
         """The lookup that a table makes now, with rows that arrived ahead, if they are its own.
 
         Args:
             given: int64 of any shape, the ids that its forward got.
+            device: on which the forward wants its rows, and other lookups of the model probably
+                theirs; None: the CPU.
 
         Returns:
             None: nothing was asked for ahead, or something else.
@@ -328,25 +420,36 @@ class JoinedLookups:
             now.drops = self._drops
         ids = now.given[call] = flat(given)
         if call not in now.ahead and (call in now.parts or call in now.leaders.values()):
-            self._ask(call, ids)
+            self._ask(call, ids, device)
         found = now.ahead.pop(call, None)
         if found is not None and torch.equal(found.given, ids):
             return found
         self._learn(call, ids)
         return None
 
-    def _ask(self, first: Call, given: Tensor) -> None:
+    def _ask(self, first: Call, given: Tensor, device: torch.device | None) -> None:
         """Asks for the rows of this call, and of all that follow, where their ids are known.
 
         Args:
             given: the ids of this call, int64 [n] on the CPU.
+            device: see :meth:`claim`.
         """
         lookups = lookups_of(self._given(first, given))
         asked = {call: call[0].ids_to_pull(lookup.ids) for call, lookup in lookups.items()}
         rows = self._rows({call: ids for call, ids in asked.items() if ids.numel()})
         for call, own in rows.items():
             lookups[call].arrived = Arrived(asked[call], own)
+        if device is not None:
+            self._cross([lookups[call] for call in rows], device)
         self._forwards.ahead.update(lookups)
+
+    def _cross(self, lookups: list[JoinedLookup], device: torch.device) -> None:
+        """Gives lookups their rows on a device."""
+        arrived = [each.arrived.rows for each in lookups if each.arrived is not None]
+        places = [torch.from_numpy(each.inverse) for each in lookups]
+        there = on_device([*arrived, *places], device)
+        for each, *own in zip(lookups, there[: len(arrived)], there[len(arrived) :], strict=True):
+            each.there = own[0], own[1]
 
     def _given(self, first: Call, given: Tensor) -> dict[Call, tuple[AheadTable, Tensor]]:
         """The ids of this call, and of those that are yet to come and whose ids are known."""
@@ -357,17 +460,30 @@ class JoinedLookups:
             if call not in now.ahead and (call == first or call[1] >= now.counts[call[0]])
         ]
         found: dict[Call, tuple[AheadTable, Tensor]] = {}
+        copied = bool(now.copies)
         if first not in now.parts:
             found[first] = first[0], given
         for call in coming:
             if (parts := now.parts.get(call)) is not None:
                 module, first_part = parts[0]
                 inputs = now.inputs.get(module)
-                if inputs is not None and (part := first_part.of(inputs)) is not None:
-                    found[call] = call[0], part
+                if inputs is None:
+                    continue
+                own = self._part(first_part, inputs) if copied else first_part.of(inputs)
+                if own is not None:
+                    found[call] = call[0], own
             elif (led := found.get(now.leaders[call])) is not None:
                 found[call] = call[0], led[1]
         return found
+
+    def _part(self, part: InputPart, inputs: list[Tensor]) -> Tensor | None:
+        """A part of some inputs, int64 on the CPU; None: they have none."""
+        whole = inputs[part.input] if part.input < len(inputs) else None
+        if whole is not None and is_on_gpu(whole):
+            copy = self._forwards.copies.of((), whole)
+            if copy is not None:
+                return replace(part, input=0).of([copy])
+        return part.of(inputs)
 
     def _rows(self, asked: Mapping[Call, Tensor]) -> dict[Call, Tensor]:
         """The rows of these ids, by call."""
@@ -391,7 +507,7 @@ class JoinedLookups:
         fitting = [
             (module, part)
             for module, part in known
-            if is_same(part.of(now.inputs.get(module, [])), given)
+            if is_same(self._part(part, now.inputs.get(module, [])), given)
         ]
         if leader is not None and not is_same(now.given.get(leader), given):
             leader = None

@@ -21,6 +21,13 @@ are in this process; just after, ``proxy.grad`` is back.  Two global step hooks 
 which the first proxy parameter of a process registers.  Changes that the optimizer's own step hooks
 make to gradients are too late for tables.
 
+[Note: a gradient that stays on a GPU]  There each number that the host reads costs a wait for all
+that the GPU has to do before.  So rows whose proxy parameter is on the same GPU stay there, their
+norm is a number of the GPU, and so is the question whether the gradient is from lookups alone.  A
+step begins to copy the rows and the numbers of all its tables, and waits once.  So a penalty on a
+proxy parameter is found by the step, and not by the backward.  A backward that adds to a gradient
+reads the script's factor first, and waits.
+
 [Note: clamps of a norm]  A multiplied norm determines the factor of the rows; a clamped one does
 not determine their clamp.  So the gradient is a tensor of a class of its own, which intercepts
 torch's functions: a clamp in place (``clip_grad_value_``) is applied to the rows, and the scalar is
@@ -32,7 +39,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -47,6 +54,7 @@ from torch.optim.optimizer import (
 )
 
 from pserver.table.gradient import RowGradient, total_of
+from trainer.device_copies import Leaving, is_on_gpu
 from trainer.row_optimizers import group_rule
 from transpiler.ir.rules import Rule
 
@@ -176,14 +184,18 @@ class ProxyParameter(nn.Parameter):
     # of the running backward passes, by autograd's number
     _parts: dict[int, list[RowGradient]]
     _pending: RowGradient | None
-    _recorded: float  # the norm of what is pending, as ``grad`` was set to it
+    # the norm of what is pending, as ``grad`` was set to it: on a GPU where the rows are
+    _recorded: float | Tensor
+    # on a GPU: whether a gradient was not from lookups alone, 0.0 or 1.0; None: none has come
+    _foreign: Tensor | None
+    _leaving: Leaving | None  # the pending rows, and three numbers, on their way from a GPU
 
     def __new__(cls, data: Tensor | None = None, requires_grad: bool = True) -> ProxyParameter:
         _register_step_hooks()
         proxy: ProxyParameter = super().__new__(
             cls, torch.zeros(()) if data is None else data, True
         )
-        proxy._owner, proxy._parts = None, {}
+        proxy._owner, proxy._parts, proxy._leaving = None, {}, None
         proxy.drop()
         proxy.register_hook(partial(_check_source, weakref.ref(proxy)))  # type: ignore[no-untyped-call]  # torch's own
         proxy.register_post_accumulate_grad_hook(_accumulated)  # type: ignore[no-untyped-call]  # torch's own
@@ -207,13 +219,21 @@ class ProxyParameter(nn.Parameter):
         return torch.full_like(self, -0.0)
 
     def receive(self, gradient: RowGradient) -> None:
-        """Adds the gradient of one lookup's rows, on the CPU, in a backward pass; ``grad`` follows
-        when all lookups have added theirs.
+        """Adds the gradient of one lookup's rows, on any device, in a backward pass; ``grad``
+        follows when all lookups have added theirs.
         """
+        rows = gradient.rows
+        if not (rows.is_cpu or (is_on_gpu(rows) and rows.device == self.device)):
+            gradient.rows = rows.cpu()
         task = torch._C._current_graph_task_id()
         if task not in self._parts:
             self._pending = self._scaled()
-            self._recorded = 0.0 if self.grad is None else float(self.grad)
+            if self.grad is None:
+                self._recorded, self._foreign = 0.0, None
+            elif self._pending is not None and is_on_gpu(self._pending.rows):
+                self._recorded = self.grad.detach().clone()
+            else:
+                self._recorded = float(self.grad)
             self._parts[task] = []
         self._parts[task].append(gradient)
 
@@ -223,12 +243,19 @@ class ProxyParameter(nn.Parameter):
         """
         parts = self._parts.pop(torch._C._current_graph_task_id(), [])
         if parts:
-            self._pending = total_of(parts if self._pending is None else [self._pending, *parts])
+            parts = parts if self._pending is None else [self._pending, *parts]
+            if not self.is_cpu and len({part.rows.device for part in parts}) > 1:
+                parts = [RowGradient(p.ids, p.rows.cpu(), p.statistics) for p in parts]
+            self._pending = total_of(parts)
             self._show(self._pending)
 
     def _show(self, pending: RowGradient) -> None:
         """Sets ``grad`` to the norm of these rows."""
         norm = torch.linalg.vector_norm(pending.rows)
+        if is_on_gpu(norm):
+            norm = norm.to(self.dtype)
+            self.grad, self._recorded = ProxyGradient.of(norm, self), norm.clone()
+            return
         if norm.dtype is not self.dtype or not self.is_cpu:
             norm = norm.to(self.device, self.dtype)
         self.grad, self._recorded = ProxyGradient.of(norm, self), norm.item()
@@ -245,19 +272,58 @@ class ProxyParameter(nn.Parameter):
             return
         rows = change(scaled.rows.clone())
         self._pending = RowGradient(scaled.ids, rows, scaled.statistics)
-        self.grad.fill_(float(torch.linalg.vector_norm(rows)))
-        self._recorded = float(self.grad)
+        self.grad.copy_(torch.linalg.vector_norm(rows))
+        self._recorded = self.grad.detach().clone() if is_on_gpu(rows) else float(self.grad)
 
     def waiting(self) -> RowGradient | None:
-        """A copy of the pending gradient: the sum over all lookups since it was last zeroed, times
-        the script's factors on ``grad``.
+        """A copy of the pending gradient, on the CPU: the sum over all lookups since it was last
+        zeroed, times the script's factors on ``grad``.
 
         Returns:
             None where ``grad`` is None; no rows where it was set to zero.
+
+        Raises:
+            RuntimeError: on a GPU, where a gradient was not from lookups alone.
         """
         self._parts.clear()  # of passes that were for other gradients, as of torch.autograd.grad
+        if isinstance(self._recorded, Tensor) and self.grad is not None:
+            return self._copied()
+        if self._foreign is not None and self.grad is not None and float(self._foreign):
+            raise RuntimeError(_other_gradients(self.owner))
         scaled = self._scaled()
         return scaled.clone() if scaled is not None and scaled is self._pending else scaled
+
+    def begin_copy(self) -> bool:
+        """Begins to copy the pending gradient from its GPU, with the numbers about it.
+
+        Returns:
+            Whether there is one.
+        """
+        recorded = self._recorded
+        if not isinstance(recorded, Tensor) or self._pending is None or self.grad is None:
+            return False
+        foreign = torch.zeros_like(recorded) if self._foreign is None else self._foreign
+        with torch._C.DisableTorchFunctionSubclass():
+            numbers = torch.stack((self.grad, recorded, foreign))
+        self._leaving = Leaving((self._pending.rows, numbers))
+        return True
+
+    def end_copy(self) -> None:
+        """Drops the copy: the script may change the gradient again."""
+        self._leaving = None
+
+    def _copied(self) -> RowGradient:
+        if self._leaving is None:
+            self.begin_copy()
+        leaving, self._leaving = self._leaving, None
+        assert self._pending is not None and leaving is not None, "it has begun"
+        rows, numbers = leaving.wait()
+        value, recorded, foreign = numbers.tolist()
+        if foreign:
+            raise RuntimeError(_other_gradients(self.owner))
+        self._foreign = None
+        copy = RowGradient(self._pending.ids, rows, self._pending.statistics)
+        return _times(copy, value, recorded)
 
     @contextmanager
     def lend(self, gradient: RowGradient) -> Iterator[None]:
@@ -272,7 +338,7 @@ class ProxyParameter(nn.Parameter):
 
     def drop(self) -> None:
         """Drops the pending gradient."""
-        self._pending, self._recorded = None, 0.0
+        self._pending, self._recorded, self._foreign = None, 0.0, None
         self._parts.clear()
 
     def _scaled(self) -> RowGradient | None:
@@ -282,16 +348,53 @@ class ProxyParameter(nn.Parameter):
         if self.grad is None or self._pending is None:
             return None
         with torch._C.DisableTorchFunctionSubclass():  # a plain number: the class need not know
-            value, recorded = self.grad.item(), self._recorded
-        if value == recorded or recorded == 0.0 or (math.isnan(value) and math.isnan(recorded)):
-            return self._pending
-        if value == 0.0 or not math.isfinite(recorded):
-            pending = self._pending
-            statistics = None if pending.statistics is None else pending.statistics[:0]
-            return RowGradient(pending.ids[:0], pending.rows[:0], statistics)
-        return RowGradient(
-            self._pending.ids, self._pending.rows * (value / recorded), self._pending.statistics
-        )
+            recorded = self._recorded
+            if isinstance(recorded, Tensor):
+                value, recorded = torch.stack((self.grad, recorded)).tolist()
+            else:
+                value = self.grad.item()
+        return self._pending if value == recorded else _times(self._pending, value, recorded)
+
+    def note_source(self, gradient: Tensor) -> None:
+        """Notes a backward's gradient on a GPU, for the step to check its source."""
+        foreign = (~torch.signbit(gradient)).to(self.dtype)
+        self._foreign = foreign if self._foreign is None else self._foreign.maximum(foreign)
+
+
+def _other_gradients(owner: ProxiedTable | None) -> str:
+    """The message about a gradient that is not from lookups alone."""
+    return (
+        f"{'a DistributedEmbedding' if owner is None else owner.whose()}: expected gradients of "
+        "looked-up rows only, got one of its proxy parameter, which stands for the table in "
+        "model.parameters() and holds no row.  For a penalty c * weight.square().sum() on all rows "
+        "give this parameter weight_decay=2 * c in the optimizer, and leave it out of the penalty"
+    )
+
+
+def _times(gradient: RowGradient, value: float, recorded: float) -> RowGradient:
+    """A gradient whose norm the script has changed, from ``recorded`` to ``value``: the same object
+    where it has not.
+    """
+    if value == recorded or recorded == 0.0 or (math.isnan(value) and math.isnan(recorded)):
+        return gradient
+    if value == 0.0 or not math.isfinite(recorded):
+        statistics = None if gradient.statistics is None else gradient.statistics[:0]
+        return RowGradient(gradient.ids[:0], gradient.rows[:0], statistics)
+    return RowGradient(gradient.ids, gradient.rows * (value / recorded), gradient.statistics)
+
+
+@contextmanager
+def copied_together(proxies: Iterable[ProxyParameter]) -> Iterator[None]:
+    """In this context the pending gradients of GPUs are on their way: all have begun to cross
+    before the host waits for the first.
+    """
+    # most often none is on a GPU, and each call counts for every table of a step
+    begun = [p for p in proxies if isinstance(p._recorded, Tensor) and p.begin_copy()]
+    try:
+        yield
+    finally:
+        for proxy in begun:
+            proxy.end_copy()
 
 
 def _check_source(proxy: weakref.ref[ProxyParameter], gradient: Tensor) -> None:
@@ -300,17 +403,11 @@ def _check_source(proxy: weakref.ref[ProxyParameter], gradient: Tensor) -> None:
     Raises:
         RuntimeError: it is not.
     """
-    if math.copysign(1.0, gradient.item()) < 0:
-        return
     present = proxy()
-    owner = None if present is None else present.owner
-    table = "a DistributedEmbedding" if owner is None else owner.whose()
-    raise RuntimeError(
-        f"{table}: expected gradients of looked-up rows only, got one of its proxy parameter, "
-        "which stands for the table in model.parameters() and holds no row.  For a penalty "
-        "c * weight.square().sum() on all rows give this parameter weight_decay=2 * c in the "
-        "optimizer, and leave it out of the penalty"
-    )
+    if present is not None and is_on_gpu(gradient):
+        present.note_source(gradient)
+    elif math.copysign(1.0, gradient.item()) > 0:
+        raise RuntimeError(_other_gradients(None if present is None else present.owner))
 
 
 def _accumulated(proxy: Tensor) -> None:
@@ -367,11 +464,13 @@ def _step_rows(optimizer: Optimizer) -> None:
         owner = proxy.owner
         if owner is not None and proxy.grad is not None and owner.steps_here():
             group = optimizer.param_groups[index]
-            here.append((owner, owner.rules(partial(group_rule, optimizer, group, owner.whose()))))
+            rules = owner.rules(partial(group_rule, optimizer, group, owner.whose()))
+            here.append((proxy, owner, rules))
     scale, overflow = _left_to_optimizer(optimizer)
-    for owner, rules in here:
-        if not overflow:
-            owner.step(rules, scale)
+    if not overflow:
+        with copied_together(proxy for proxy, _, _ in here):
+            for _, owner, rules in here:
+                owner.step(rules, scale)
     hidden = _hidden[optimizer] = []
     for _, proxy in proxy_parameters(optimizer):
         if proxy.grad is not None:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pserver.table.gradient import RowGradient
-from trainer.embedding.proxy import ProxyParameter
+from trainer.embedding.proxy import ProxyParameter, copied_together
 from trainer.gradients.step import tell_scaler
 from transpiler.strategy.strategy import DistributedStrategy
 
@@ -81,10 +81,12 @@ class GradientMerge:
         self.overflow = self.overflow or overflow
         if self._fused and self.steps == 1 and not all(map(self._fits, self.parameters)):
             self._fuse()
+        proxies = [p for p in self._parameters if isinstance(p, ProxyParameter)]
+        with copied_together(() if self.overflow else proxies):
+            for proxy in () if self.overflow else proxies:
+                self._add_rows(proxy)
         for parameter in () if self.overflow else self._parameters:
-            if isinstance(parameter, ProxyParameter):
-                self._add_rows(parameter)
-            elif parameter.grad is not None:
+            if not isinstance(parameter, ProxyParameter) and parameter.grad is not None:
                 self._add(parameter, parameter.grad)
         return self.steps == self._k_steps
 

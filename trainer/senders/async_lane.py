@@ -28,8 +28,9 @@ from pserver.errors import PServerError
 from pserver.leases.table import EpochRange
 from pserver.table.gradient import RowGradient
 from pserver.transport.arrays import Assignment, checksum
+from trainer.device_copies import PendingCopy, is_on_gpu
 from trainer.senders.buffers import SyncedBuffers
-from trainer.senders.parameters import ParameterSlices, PendingCopy, is_on_gpu
+from trainer.senders.parameters import ParameterSlices
 from trainer.senders.pipeline import (
     Buffers,
     ConsumedSamples,

@@ -29,8 +29,9 @@ from torch import Tensor
 from pserver.client.channel import Channel
 from pserver.transport.arrays import Assignment
 from pserver.transport.frames import DTYPES
+from trainer.device_copies import PendingCopy, pinned_like
 from trainer.senders.live_trainers import LiveTrainers
-from trainer.senders.parameters import ParameterSlices, PendingCopy, pinned_like
+from trainer.senders.parameters import ParameterSlices
 from transpiler.plan.plan import Placement, Plan
 
 log = logging.getLogger(__name__)

@@ -21,9 +21,10 @@ from pserver.client.replies import Reply
 from pserver.finite import is_finite
 from pserver.leases.table import EpochRange
 from pserver.table.gradient import RowGradient
+from trainer.device_copies import PendingCopy
 from trainer.senders.buffers import SyncedBuffers
 from trainer.senders.live_trainers import LiveTrainers
-from trainer.senders.parameters import ParameterSlices, PendingCopy
+from trainer.senders.parameters import ParameterSlices
 from trainer.senders.pipeline import (
     Buffers,
     ConsumedSamples,

@@ -5,26 +5,6 @@ parameters (on a GPU, or channels-last) receive them in buffers, and ``flush_buf
 into the parameter when everything has arrived.  Buffers of a parameter on a GPU are pinned, and are
 copied both ways on a side stream.  Values for a parameter that is held back, because of an external
 write, are received into a buffer and dropped.
-
-[Note: what waits for what]
-
-::
-
-    to_host    the side stream waits for what the gradient's stream has been given, and copies.
-               The host waits for the copy's event before it reads the buffer.  The gradient's
-               memory is kept for the copy when the script lets go of the gradient
-               (``record_stream``).  Where the script may write to the gradient, ``join`` makes the
-               script's stream wait for the copies.
-    to_device  the side stream waits for the script's stream, which may still read the parameter,
-               and copies; the script's stream waits for the copy.  The host waits for the copy's
-               event before it writes to the buffer again; a copy to the host that goes there is
-               behind it on the same stream.  Where a flag on the device says that the script has
-               written, nothing is copied.
-
-This was written on a machine without a GPU, and has not run on a GPU yet.  Its tests on a GPU are
-in tests/trainer/communicator/test_gpu.py, test_device_copies.py and test_kstep_devices.py (marked
-``gpu``).  The last two also test the same order of events without a GPU, with copies that are made
-when they are waited for.
 """
 
 from __future__ import annotations
@@ -36,7 +16,6 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
@@ -44,88 +23,8 @@ from pserver.client.replies import Reply
 from pserver.dense.compression import Compressor
 from pserver.transport.arrays import Assignment
 from pserver.transport.frames import DTYPES, buffer_of
+from trainer.device_copies import DeviceCopy, PendingCopy, is_on_gpu, pinned
 from transpiler.plan.plan import Placement, Slice
-
-# ---- device copy ----
-#
-# Copies between a GPU and pinned main memory.  They run on a CUDA stream of their own, while the
-# GPU computes.
-
-
-class PendingCopy(Protocol):
-    """A copy that has begun: a ``torch.cuda.Event``."""
-
-    def synchronize(self) -> None:
-        """Waits, on the host, until the copy has been made."""
-
-    def query(self) -> bool:
-        """Whether it has been made."""
-
-
-def is_on_gpu(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is on a GPU."""
-    return tensor.is_cuda
-
-
-def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Uninitialized pinned memory, which a GPU copies from and to by itself."""
-    return torch.empty(shape, dtype=dtype, pin_memory=True)
-
-
-def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Uninitialized pinned memory of a tensor's shape and dtype."""
-    return pinned(tuple(tensor.shape), tensor.dtype)
-
-
-class DeviceCopy:
-    """The side stream of one GPU, on which copies from and to pinned memory run.
-
-    See [Note: what waits for what].
-
-    Args:
-        device: the GPU.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own
-
-    def to_host(self, source: torch.Tensor, target: torch.Tensor) -> PendingCopy:
-        """Begins to copy from the device to pinned memory."""
-        source.record_stream(self.stream)
-        return self._copy(source, target)
-
-    def to_device(
-        self, source: torch.Tensor, target: torch.Tensor, unless: torch.Tensor | None = None
-    ) -> PendingCopy:
-        """Begins to copy from pinned memory to the device; later work on the script's stream sees
-        the new values.
-
-        Args:
-            unless: bool [], on the device: where it holds, nothing is copied.
-        """
-        event = self._copy(source, target, unless)
-        self.join()
-        return event
-
-    def join(self) -> None:
-        """Makes the script's stream wait for all copies that have begun."""
-        torch.cuda.current_stream(self.device).wait_stream(self.stream)
-
-    def _copy(
-        self, source: torch.Tensor, target: torch.Tensor, unless: torch.Tensor | None = None
-    ) -> PendingCopy:
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self.stream):
-            if unless is None:
-                target.copy_(source, non_blocking=True)
-            else:
-                arrived = torch.empty_like(target).copy_(source, non_blocking=True)
-                target.copy_(torch.where(unless, target, arrived))
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
-            event.record(self.stream)
-        return event
-
 
 # ---- initial values ----
 #

@@ -16,10 +16,11 @@ from pserver.dense.update import clip_coefficients
 from pserver.table.gradient import RowGradient
 from pserver.transport.arrays import Assignment, checksum
 from pserver.transport.frames import ALONE_BYTES
+from trainer.device_copies import PendingCopy, is_on_gpu
 from trainer.senders.buffers import SyncedBuffers
 from trainer.senders.gradient_validation import GradientValidation
 from trainer.senders.live_trainers import LiveTrainers
-from trainer.senders.parameters import ParameterSlices, PendingCopy, is_on_gpu
+from trainer.senders.parameters import ParameterSlices
 from trainer.senders.pipeline import ConsumedSamples, checksums_of
 from trainer.senders.writes import ExternalWrites, ReceivedCopies, Suspects
 from transpiler.ir.rules import Clip

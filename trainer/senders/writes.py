@@ -46,7 +46,8 @@ import torch
 from torch import Tensor
 
 from pserver.transport.arrays import Assignment
-from trainer.senders.parameters import ParameterSlices, is_on_gpu, pinned
+from trainer.device_copies import is_on_gpu, pinned
+from trainer.senders.parameters import ParameterSlices
 
 # ---- sampled elements ----
 #

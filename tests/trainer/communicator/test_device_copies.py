@@ -29,7 +29,7 @@ from tests.support.devices import (
     train,
 )
 from trainer import fleet
-from trainer.senders.parameters import DeviceCopy, PendingCopy
+from trainer.device_copies import DeviceCopy, PendingCopy
 from trainer.senders.sync_lane import SyncSender
 from transpiler import DistributedStrategy
 

@@ -13,10 +13,19 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.checkpoint import checkpoint
 
+from tests.support.devices import tables_on_a_device
 from tests.support.embeddings import Net, Optimizer, pair, some_ids, values
 from trainer import fleet
 from trainer.optimizer import DistributedOptimizer
 from transpiler import ClipGradByGlobalNorm, ClipGradByValue
+
+
+@pytest.fixture(autouse=True, params=["in main memory", "on a device"])
+def emulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Ids and rows are in main memory, or count as those of a GPU: nothing else differs."""
+    if request.param == "on a device":
+        tables_on_a_device(monkeypatch)
+    return bool(request.param == "on a device")
 
 
 def trained(
@@ -282,13 +291,20 @@ PENALTIES: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("looked_up", [True, False])
 @pytest.mark.parametrize("penalty", PENALTIES)
-def test_a_penalty_on_all_of_a_models_parameters_raises(penalty: str, looked_up: bool) -> None:
-    """The proxy parameter among them holds no row: the penalty would reach none, silently."""
+def test_a_penalty_on_all_of_a_models_parameters_raises(
+    penalty: str, looked_up: bool, emulated: bool
+) -> None:
+    """The proxy parameter among them holds no row: the penalty would reach none, silently.  With
+    rows on a GPU the step says so, as the backward would have to wait for it.
+    """
     _, mine = pair()
+    optimizer = torch.optim.SGD(mine.parameters(), lr=0.1)
     loss = mine(some_ids(1)) if looked_up else torch.zeros(())
     loss = loss + 0.1 * sum((PENALTIES[penalty](p) for p in mine.parameters()), torch.zeros(()))
     with pytest.raises(RuntimeError, match="proxy parameter.*give this parameter weight_decay"):
         loss.backward()
+        assert emulated
+        optimizer.step()
 
 
 @pytest.mark.parametrize("servers_", [0, 1, 2])

@@ -10,10 +10,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.support.devices import tables_on_a_device
 from trainer import DistributedEmbedding, fleet
 from trainer.embedding.joined_lookups import JoinedLookups
 from trainer.embedding.rows import Arrived
 from transpiler import DistributedStrategy
+
+
+@pytest.fixture(autouse=True, params=["in main memory", "on a device"])
+def emulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Ids and rows are in main memory, or count as those of a GPU: nothing else differs."""
+    if request.param == "on a device":
+        tables_on_a_device(monkeypatch)
+    return bool(request.param == "on a device")
+
 
 DIM, TABLES, SIZE = 2, 3, 8
 
