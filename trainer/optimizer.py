@@ -303,7 +303,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _gradients(self) -> Gradients:
         return {
-            p: p.grad for group in self.param_groups for p in group["params"] if p.grad is not None
+            p: gradient
+            for group in self.param_groups
+            for p in group["params"]
+            if (gradient := p.grad) is not None
         }
 
     def _clip_here(self) -> None:
@@ -335,14 +338,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
             plan = communicator.plan
             if self._held[0] is not plan:
                 self._held = plan, stepped_here(plan)
-            here, there = divided(self._gradients(), self.names, plan, self._held[1])
+            gradients = self._gradients()
+            here, there = divided(gradients, self.names, plan, self._held[1])
             if here:
                 self._once(communicator, partial(self._step_here, here))
             if self.dgc is not None:
-                there |= self.dgc.leaving(there, self.steps)
-            communicator.send_whole(
-                {self.names[p]: gradient for p, gradient in there.items() if p not in left}
-            )
+                own = {p: g for p, g in gradients.items() if self.names.get(p) in there}
+                leaving = self.dgc.leaving(own, self.steps)
+                there |= {self.names[p]: gradient for p, gradient in leaving.items()}
+            for parameter in left:
+                there.pop(self.names[parameter], None)
+            communicator.send_whole(there)
             if self._tables is not None:
                 communicator.send_rows(self._tables.gradients(tables))
         elif self._tables is not None:

@@ -209,9 +209,12 @@ def next_frame(
     return received
 
 
+KINDS = {number: name for name, number in Kind.items()}
+
+
 def kind_of(header: Frame) -> str:
     """A frame's kind, for messages."""
-    return Kind.Name(header.kind) if header.kind in Kind.values() else f"kind {header.kind}"
+    return KINDS.get(header.kind) or f"kind {header.kind}"
 
 
 # ---- stream times ----

@@ -29,6 +29,10 @@ from pserver.transport.memory import address_of
 from pserver.transport.stream import LANDED, Buffer
 from pserver.wire_pb2 import Frame, Kind, Part
 
+# protobuf looks each name of an enum up by a call of Python: here it becomes a plain attribute
+for _name, _number in Kind.items():
+    setattr(Kind, _name, _number)
+
 CHUNK_BYTES = 2**21
 # a tensor of at least this size has frames of its own: measured no slower than gathering up to
 # 2**21, and it saves the copy

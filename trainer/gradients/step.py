@@ -84,9 +84,9 @@ def stepped_here(plan: Plan) -> dict[str, bool]:
 
 def divided(
     gradients: Gradients, names: Mapping[torch.Tensor, str], plan: Plan, held: Mapping[str, bool]
-) -> tuple[Gradients, Gradients]:
+) -> tuple[Gradients, dict[str, torch.Tensor]]:
     """The gradients of parameters that this process updates by itself, and of those that the
-    servers update.
+    servers update, by the parameter's name.
 
     Args:
         held: of the plan, see :func:`stepped_here`.
@@ -95,11 +95,14 @@ def divided(
         ValueError: a gradient is of a parameter that was in no group when the trainers joined.
     """
     here: Gradients = {}
-    there: Gradients = {}
+    there: dict[str, torch.Tensor] = {}
     for parameter, gradient in gradients.items():
         name = names.get(parameter)
         if name is not None and name in held and (held[name] or name not in plan.averaged):
-            (here if held[name] else there)[parameter] = gradient
+            if held[name]:
+                here[parameter] = gradient
+            else:
+                there[name] = gradient
         elif name not in plan.averaged and not isinstance(parameter, ProxyParameter):
             said = f"of shape {list(parameter.shape)}" if name is None else repr(name)
             raise ValueError(

@@ -471,7 +471,10 @@ def local_gradient(
             f"the gradient of {placement.name!r} is sparse; expected a dense one "
             "(nn.Embedding(sparse=False))"
         )
-    if gradient.dtype is not DTYPES[placement.dtype] or gradient.numel() != math.prod(shape):
+    same = gradient.shape == shape  # as most often
+    if gradient.dtype is not DTYPES[placement.dtype] or not (
+        same or gradient.numel() == math.prod(shape)
+    ):
         dtype = str(gradient.dtype).removeprefix("torch.")
         raise ValueError(
             f"the gradient of {name!r}: expected {placement.dtype} of {math.prod(shape)} elements, "
@@ -480,4 +483,4 @@ def local_gradient(
     here = gradient.detach()
     if not here.is_cpu and not is_on_gpu(here):
         here = here.to("cpu")
-    return here.contiguous().view(shape)
+    return here if same and here.is_contiguous() else here.contiguous().view(shape)

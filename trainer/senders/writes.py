@@ -40,6 +40,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -69,24 +70,59 @@ class _OnHost:
 
     Attributes:
         pointer, strides: of the memory.
+        memory: integers, 1-D: from the tensor's first element to its last.
+        whole: whether these are all of its elements, in their order, and all are sampled.
+        noted: the elements as they were noted.
     """
 
-    __slots__ = ("_memory", "_noted", "_now", "_offsets", "pointer", "strides")
+    __slots__ = ("_array", "_now", "_offsets", "memory", "noted", "pointer", "strides", "whole")
 
     def __init__(self, tensor: Tensor, positions: np.ndarray) -> None:
         self.pointer, self.strides = tensor.data_ptr(), tensor.stride()
-        self._memory = _memory(tensor).numpy()
+        self.memory = _memory(tensor)
+        self.whole = tensor.is_contiguous() and len(positions) == len(self.memory)
+        self._array = self.memory.numpy()
         self._offsets = _offsets(tensor, positions)
-        self._now, self._noted = (np.empty(len(positions), self._memory.dtype) for _ in range(2))
+        self._now, self.noted = (np.empty(len(positions), self._array.dtype) for _ in range(2))
 
     def note(self) -> None:
         """Notes the elements as they are now."""
-        self._memory.take(self._offsets, out=self._noted, mode="clip")  # which copies once
+        self._array.take(self._offsets, out=self.noted, mode="clip")  # which copies once
 
     def changed(self) -> bool:
         """Whether an element has changed since it was noted."""
-        self._memory.take(self._offsets, out=self._now, mode="clip")
-        return not (self._now == self._noted).all()
+        self._array.take(self._offsets, out=self._now, mode="clip")
+        return not (self._now == self.noted).all()
+
+
+class _Together:
+    """Small tensors in main memory, all of whose elements are sampled: they are noted, and looked
+    at, in one call.
+
+    Args:
+        members: by number; elements of one size.
+
+    Attributes:
+        numbers: of the tensors.
+    """
+
+    def __init__(self, members: Mapping[int, _OnHost]) -> None:
+        self.numbers = list(members)
+        self._memories = [each.memory for each in members.values()]
+        self._noted = torch.cat([torch.from_numpy(each.noted) for each in members.values()])
+        self._now = torch.empty_like(self._noted)
+        parts = torch.split(self._noted, [len(each) for each in self._memories])
+        for sample, part in zip(members.values(), parts, strict=True):
+            sample.noted = part.numpy()
+
+    def note(self) -> None:
+        """Notes the elements as they are now."""
+        torch.cat(self._memories, out=self._noted)
+
+    def changed(self) -> bool:
+        """Whether an element of some tensor has changed since it was noted."""
+        torch.cat(self._memories, out=self._now)
+        return not torch.equal(self._now, self._noted)
 
 
 class _OnDevice:
@@ -196,38 +232,68 @@ class Samples:
         self._tensors = list(tensors)
         self._positions = [_positions(t.numel(), seed) for seed, t in enumerate(self._tensors)]
         self._sampled = [self._bound(number) for number in range(len(self._tensors))]
+        self._together, self._alone = self._grouped()
 
-    def note(self, numbers: Iterable[int]) -> None:
+    def _grouped(self) -> tuple[list[_Together], list[int]]:
+        """The tensors that are looked at together, where all are, and the numbers of the others."""
+        alike, alone = dict[torch.dtype, dict[int, _OnHost]](), list[int]()
+        for number, sample in enumerate(self._sampled):
+            if isinstance(sample, _OnHost) and sample.whole:
+                alike.setdefault(sample.memory.dtype, {})[number] = sample
+            else:
+                alone.append(number)
+        return [_Together(members) for members in alike.values()], alone
+
+    def note(self, numbers: Collection[int]) -> None:
         """Notes these tensors' elements as they are now.
 
         Args:
             numbers: of the tensors, in their order.
         """
-        sampled = self._sampled
-        for number in numbers:
-            tensor, sample = self._tensors[number], sampled[number]
-            if tensor.data_ptr() != sample.pointer or tensor.stride() != sample.strides:
-                sampled[number] = sample = self._bound(number)
-            sample.note()
+        if exchanged := self._exchanged(numbers):
+            for number in exchanged:
+                self._sampled[number] = self._bound(number)
+            self._together, self._alone = self._grouped()
+        every = len(numbers) == len(self._tensors)
+        for together in self._together if every else ():
+            together.note()
+        for number in self._alone if every else numbers:
+            self._sampled[number].note()
 
-    def look(self, numbers: Iterable[int]) -> PendingLook:
+    def _exchanged(self, numbers: Iterable[int]) -> list[int]:
+        """The tensors that have other memory than when they were noted."""
+        tensors, sampled = self._tensors, self._sampled
+        return [
+            number
+            for number in numbers
+            if tensors[number].data_ptr() != sampled[number].pointer
+            or tensors[number].stride() != sampled[number].strides
+        ]
+
+    def look(self, numbers: Collection[int]) -> PendingLook:
         """Looks for tensors of which an element has changed since it was noted, or whose memory has
         been exchanged, without waiting for a device.
         """
-        here, there = list[int](), dict[torch.device, list[int]]()
-        for number in numbers:
-            tensor, sample = self._tensors[number], self._sampled[number]
-            if tensor.data_ptr() != sample.pointer or tensor.stride() != sample.strides:
-                here.append(number)
-            elif sample.changed():
+        here, there = self._exchanged(numbers), dict[torch.device, list[int]]()
+        alone: Iterable[int] = numbers
+        if len(numbers) == len(self._tensors):
+            changed = [each.numbers for each in self._together if each.changed()]
+            alone = [*chain.from_iterable(changed), *self._alone]
+        exchanged = frozenset(here)
+        for number in alone:
+            sample = self._sampled[number]
+            if number in exchanged:
+                continue
+            if sample.changed():
                 here.append(number)
             elif isinstance(sample, _OnDevice) and len(sample.noted):
                 there.setdefault(sample.noted.device, []).append(number)
+        here.sort()
         return PendingLook(
             here, [(those, DeviceFlags(self._pairs(those))) for those in there.values()]
         )
 
-    def changed(self, numbers: Iterable[int]) -> list[int]:
+    def changed(self, numbers: Collection[int]) -> list[int]:
         """The finding of :meth:`look`; the host waits for the devices, once for each."""
         return self.look(numbers).found()
 

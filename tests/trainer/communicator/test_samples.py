@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pserver.transport.arrays import Assignment
 from trainer.senders.pipeline import PendingAssignments
@@ -49,6 +51,40 @@ def test_exchanged_memory_is_noticed_until_it_is_noted() -> None:
     assert samples.changed([0, 1]) == []
     tensor.data[:] = 0.0
     assert samples.changed([0, 1]) == [0]
+
+
+NUMBERS = st.sets(st.integers(0, 4))
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["write", "exchange", "note", "look"]), NUMBERS), max_size=12
+    )
+)
+def test_small_tensors_are_looked_at_together_as_alone(acts: list[tuple[str, set[int]]]) -> None:
+    """Whichever are noted, written or get other memory between two looks."""
+    tensors = [
+        *(torch.nn.Parameter(torch.zeros(size)) for size in (3, 0, 5)),
+        torch.zeros(2, dtype=torch.float64),
+        torch.zeros(3, 4).t(),
+    ]
+    samples, every = Samples(tensors), set(range(len(tensors)))
+    noted = dict[int, tuple[int, bytes]]()
+
+    def now(number: int) -> tuple[int, bytes]:
+        return tensors[number].data_ptr(), tensors[number].detach().numpy().tobytes()
+
+    for count, (act, numbers) in enumerate([("note", every), *acts, ("look", every)], 1):
+        if act == "note":
+            samples.note(sorted(numbers))
+            noted.update({number: now(number) for number in numbers})
+        elif act == "look":
+            expected = [number for number in sorted(numbers) if now(number) != noted[number]]
+            assert samples.changed(sorted(numbers)) == expected
+        for number in numbers if act in ("write", "exchange") else ():
+            if act == "exchange":
+                tensors[number].data = tensors[number].data.clone()
+            tensors[number].data += count * (act == "write")
 
 
 @pytest.mark.parametrize("count", [1, 1024, 1025, 1500, 4096, 10**6])
