@@ -19,6 +19,8 @@ import torch
 from pserver import wire_pb2 as wire
 from pserver.client.replies import Reply
 from pserver.client.stream import (
+    LAST_BYTES,
+    WAITED_BYTES,
     Destination,
     NamedTensors,
     RequestTimes,
@@ -78,15 +80,20 @@ class Channel(RetryingStream):
         """
         self._post(Kind.GRADIENT, step, gradients)
 
-    def push_rows(self, step: int, gradients: Mapping[str, RowGradient]) -> None:
+    def push_rows(
+        self, step: int, gradients: Mapping[str, RowGradient], last: bool = False
+    ) -> None:
         """Queues the gradients of those rows of tables that this server holds, by table; one may be
         empty.
+
+        Args:
+            last: of the servers that get rows of this step; the caller then waits for answers.
         """
         parts: list[tuple[str, torch.Tensor]] = []
         for table, gradient in gradients.items():
             parts += row_parts(table, gradient, self.rows_travel.get(table))
         if parts:
-            self._post_all(Kind.ROWS, step, parts)
+            self._post_all(Kind.ROWS, step, parts, LAST_BYTES if last else WAITED_BYTES)
 
     def assign(self, step: int, assignments: Mapping[str, Assignment]) -> None:
         """Queues what a script has written into slices: the server assigns it before it applies

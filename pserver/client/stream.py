@@ -9,7 +9,8 @@ waits for another server::
 
 A frame of up to ``DIRECT_BYTES`` is sent by the thread that asks, if nothing is queued before it:
 waking the outbox takes longer.  So are rows and ids up to ``WAITED_BYTES``, as that thread has
-nothing to compute before the answer.
+nothing to compute before the answer; of rows up to ``LAST_BYTES`` where no other server waits for
+theirs.
 
 [Note: sending again]  A request (a step, a pull, a load, ...) is a run of frames that ends in one
 reply, DONE.  Until the reply has arrived the channel keeps the frames (references, no copies).
@@ -230,7 +231,7 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 0.2  # between two tries to open a stream again
 MAX_CORRUPT = 5  # streams of one request
 DIRECT_BYTES = frames.EAGER_BYTES
-WAITED_BYTES = 2**18
+WAITED_BYTES, LAST_BYTES = 2**18, 2**20
 
 NamedTensors = Iterable[tuple[str, torch.Tensor]]  # contiguous, in main memory
 # ``destination(name, blank)`` is the contiguous CPU tensor that a variable's value is copied into;
@@ -374,12 +375,14 @@ class RetryingStream:
         for frame in self._packer.add(kind, step, tensors):
             self._queue(frame)
 
-    def _post_all(self, kind: Kind, step: int, tensors: NamedTensors) -> None:
+    def _post_all(
+        self, kind: Kind, step: int, tensors: NamedTensors, direct_bytes: int = WAITED_BYTES
+    ) -> None:
         """Queues tensors that are all there: in as few frames as hold them."""
         for waiting in self._packer.flush():
             self._queue(waiting)
         for frame in frames.frames(kind, step, tensors):
-            self._queue(frame, WAITED_BYTES)
+            self._queue(frame, direct_bytes)
 
     def _put(self, frame: Outgoing) -> None:
         """Queues a frame behind the small tensors that still wait for others."""

@@ -256,10 +256,12 @@ class History:
         return push
 
     def _push_rows(self, name: str, right: Any) -> Any:
-        def push_rows(channel: Channel, step: int, gradients: Mapping[str, RowGradient]) -> None:
+        def push_rows(
+            channel: Channel, step: int, gradients: Mapping[str, RowGradient], **named: Any
+        ) -> None:
             for table, gradient in gradients.items():
                 self._sent_rows(channel, step, table, gradient)
-            right(channel, step, gradients)
+            right(channel, step, gradients, **named)
 
         return push_rows
 

@@ -192,7 +192,8 @@ class SyncSender:
         servers = len(self._channels)
         divided = {name: gradient.divide(servers) for name, gradient in gradients.items()}
         for server, channel in enumerate(self._channels):
-            channel.push_rows(self._step + 1, {n: parts[server] for n, parts in divided.items()})
+            own = {name: parts[server] for name, parts in divided.items()}
+            channel.push_rows(self._step + 1, own, last=server == servers - 1)
 
     def withdraw(self) -> None:
         """See :class:`LaneSender`."""

@@ -5,7 +5,7 @@ then asks again.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -15,8 +15,9 @@ from pserver.client import stream as retrying_stream
 from pserver.client.channel import Channel
 from pserver.client.stream import dropped
 from pserver.errors import CorruptFrame, ServerLost, Unreachable
+from pserver.table.gradient import RowGradient
 from pserver.transport import inprocess
-from pserver.transport.stream import Land, SequencedStream, Stream
+from pserver.transport.stream import Buffer, Land, SequencedStream, Stream
 from pserver.wire_pb2 import (
     Done,
     Frame,
@@ -173,6 +174,38 @@ def test_a_request_is_sent_again_whole_with_its_own_number() -> None:
         for number in (1, 2, 3)
     ]
     assert opening.reconnects == 2
+    opening.close()
+
+
+@pytest.mark.parametrize(("rows", "last"), [(1, False), (8000, True), (8000, False), (40000, True)])
+def test_the_asker_sends_small_rows_and_those_of_the_last_server(
+    monkeypatch: pytest.MonkeyPatch, rows: int, last: bool
+) -> None:
+    """Of up to 1 MB: nobody else is to have its own meanwhile.  Larger ones, and those of the
+    servers before, leave beside one another.
+    """
+
+    def serve(stream: Stream) -> None:
+        stream = SequencedStream(stream)
+        while (received := stream.receive()) is not None:
+            if received[0].kind == Kind.COMMIT:
+                stream.send(Frame(kind=Kind.DONE))
+
+    sent, right = dict[int, threading.Thread](), SequencedStream.send
+
+    def send(self: SequencedStream, header: Frame, payload: Sequence[Buffer] = ()) -> None:
+        sent[header.kind] = threading.current_thread()
+        right(self, header, payload)
+
+    monkeypatch.setattr(SequencedStream, "send", send)
+    opening = opened(serve)
+    answer = opening.begin()
+    gradient = RowGradient(torch.arange(rows), torch.ones(rows, 16))
+    opening.push_rows(1, {"emb": gradient}, last=last)
+    opening.commit(1, {})
+    answer.result(timeout=10)
+
+    assert (sent[Kind.ROWS] is threading.current_thread()) == (rows < 40000 and (rows == 1 or last))
     opening.close()
 
 
