@@ -977,7 +977,8 @@ class Job:
                 differs.
             PartialPlan: likewise; it may become the job's, with further optimizers.
             Draining: the server is shutting down.
-            TrainerLost: trainer 0, which would begin the job, has ended.
+            TrainerLost: trainer 0, which would begin the job, has ended; or this trainer, which
+                was preempted, has left.
         """
         undo: Callable[[], None] = lambda: None  # noqa: E731
         with self.condition:

@@ -244,7 +244,7 @@ class ProxyParameter(nn.Parameter):
         parts = self._parts.pop(torch._C._current_graph_task_id(), [])
         if parts:
             parts = parts if self._pending is None else [self._pending, *parts]
-            if not self.is_cpu and len({part.rows.device for part in parts}) > 1:
+            if len(parts) > 1 and len({part.rows.device for part in parts}) > 1:
                 parts = [RowGradient(p.ids, p.rows.cpu(), p.statistics) for p in parts]
             self._pending = total_of(parts)
             self._show(self._pending)
@@ -304,7 +304,9 @@ class ProxyParameter(nn.Parameter):
             return False
         foreign = torch.zeros_like(recorded) if self._foreign is None else self._foreign
         with torch._C.DisableTorchFunctionSubclass():
-            numbers = torch.stack((self.grad, recorded, foreign))
+            # the script may have moved its model since the backward
+            device = recorded.device
+            numbers = torch.stack((self.grad.to(device), recorded, foreign.to(device)))
         self._leaving = Leaving((self._pending.rows, numbers))
         return True
 
@@ -350,7 +352,8 @@ class ProxyParameter(nn.Parameter):
         with torch._C.DisableTorchFunctionSubclass():  # a plain number: the class need not know
             recorded = self._recorded
             if isinstance(recorded, Tensor):
-                value, recorded = torch.stack((self.grad, recorded)).tolist()
+                here = self.grad.to(recorded.device)  # the script may have moved its model
+                value, recorded = torch.stack((here, recorded)).tolist()
             else:
                 value = self.grad.item()
         return self._pending if value == recorded else _times(self._pending, value, recorded)
@@ -358,7 +361,9 @@ class ProxyParameter(nn.Parameter):
     def note_source(self, gradient: Tensor) -> None:
         """Notes a backward's gradient on a GPU, for the step to check its source."""
         foreign = (~torch.signbit(gradient)).to(self.dtype)
-        self._foreign = foreign if self._foreign is None else self._foreign.maximum(foreign)
+        if self._foreign is not None:
+            foreign = foreign.maximum(self._foreign.to(foreign.device))
+        self._foreign = foreign
 
 
 def _other_gradients(owner: ProxiedTable | None) -> str:

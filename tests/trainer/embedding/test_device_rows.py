@@ -114,6 +114,24 @@ def test_training_on_a_gpu_is_near_that_in_main_memory(
         assert torch.allclose(mine, other, atol=1e-5)
 
 
+@pytest.mark.parametrize("device", [on_gpu])
+def test_a_model_may_leave_its_gpu_between_a_backward_and_the_step(
+    servers: Callable[[int], str], device: str
+) -> None:
+    """The gradient of the backward counts, with one that is added in main memory."""
+    at_step: list[Tensor] = []
+    for moved in (False, True):
+        model, optimizer = joined(servers(1), device if moved else "cpu")
+        model(some_ids(0).to(device if moved else "cpu")).backward()
+        model.cpu()
+        model(some_ids(1)).backward()
+        optimizer.step()
+        at_step.append(torch.cat([rows.flatten() for rows in rows_of(model)]))
+        fleet.finish()
+
+    assert torch.allclose(*at_step, atol=1e-5)
+
+
 class Reads(TorchDispatchMode):
     """Counts the numbers that the host reads of tensors."""
 
