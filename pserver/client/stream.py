@@ -308,7 +308,7 @@ class RetryingStream:
         self._request: list[Outgoing] = []
         self._destination: Destination = dropped
         self._awaited = PendingReply()
-        self._packer = frames.Packer(shared_bytes=frames.EAGER_BYTES)  # of the thread that asks
+        self._packer = frames.Packer(busy=self._busy)  # of the thread that asks
         self._outgoing: queue.SimpleQueue[tuple[int, Outgoing] | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=target, name=f"{target.__name__} {name}", daemon=True)
@@ -331,7 +331,7 @@ class RetryingStream:
             The server's reply, or the failure that came instead.
         """
         self.withdraw()
-        self._packer = frames.Packer(shared_bytes=frames.EAGER_BYTES)
+        self._packer = frames.Packer(busy=self._busy)
         self._probe_seconds = timeouts.PROBE_SECONDS
         with self._lock:
             self._requests += 1
@@ -374,6 +374,10 @@ class RetryingStream:
         """Queues tensors to be sent, small ones together."""
         for frame in self._packer.add(kind, step, tensors):
             self._queue(frame)
+
+    def _busy(self) -> bool:
+        """Whether frames are leaving, by the outbox."""
+        return self._leaving > 0  # without the lock: a frame may be larger than it need be
 
     def _post_all(
         self, kind: Kind, step: int, tensors: NamedTensors, direct_bytes: int = WAITED_BYTES

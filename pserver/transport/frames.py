@@ -34,11 +34,8 @@ for _name, _number in Kind.items():
     setattr(Kind, _name, _number)
 
 CHUNK_BYTES = 2**21
-# a tensor of at least this size has frames of its own: measured no slower than gathering up to
-# 2**21, and it saves the copy
-ALONE_BYTES = 2**18
-# small tensors that are added one by one, while others are being computed, share a frame of up to
-# this size; then it leaves
+ALONE_BYTES = 2**20  # a tensor of at least this size has frames of its own
+# while nothing else leaves, tensors that are added one by one share a frame of up to this size only
 EAGER_BYTES = 2**16
 NOGIL_BYTES = 2**14  # below, copying takes less time than letting the GIL go
 ALIGNMENT = 16  # the widest element (complex128): a cut at a multiple of it splits no element
@@ -136,14 +133,19 @@ class Packer:
     """Packs tensors into frames as they are added.  One thread uses it.
 
     Small tensors wait until they fill a frame of ``shared_bytes``, or until :meth:`flush`.  A
-    tensor of that size, or of ``ALONE_BYTES``, has frames of its own, cut at ``chunk_bytes``, which
-    a transport sends without gathering.  It does not wait, so it may overtake small ones.  An empty
-    tensor has one part of size 0.  The buffers are views of the tensors.
+    tensor of that size, or of ``alone_bytes``, has frames of its own, cut at ``chunk_bytes``.  It
+    does not wait, so it may overtake small ones.  An empty tensor has one part of size 0.  The
+    buffers are views of the tensors.
+
+    A frame costs as much as some 100 KB, so tensors wait for others while frames leave anyway.
+    Where none does, waiting would leave the network idle: a frame of ``eager_bytes`` is full then.
 
     Args:
         chunk_bytes: the largest payload of a frame.
         shared_bytes: the payload of a frame of small tensors.
         alone_bytes: of a tensor with frames of its own.
+        busy: whether frames are leaving; None: tensors are added at once.
+        eager_bytes: in place of ``shared_bytes`` and ``alone_bytes`` while none leave.
 
     Raises:
         ValueError: ``chunk_bytes`` is below 16.
@@ -154,12 +156,16 @@ class Packer:
         chunk_bytes: int = CHUNK_BYTES,
         shared_bytes: int = CHUNK_BYTES,
         alone_bytes: int = ALONE_BYTES,
+        busy: Callable[[], bool] | None = None,
+        eager_bytes: int = EAGER_BYTES,
     ) -> None:
         if chunk_bytes < ALIGNMENT:
             raise ValueError(f"chunk_bytes: expected at least {ALIGNMENT}, got {chunk_bytes}")
         self._chunk = chunk_bytes - chunk_bytes % ALIGNMENT
         self._shared = min(self._chunk, shared_bytes)
         self._alone = min(self._shared, alone_bytes)
+        self._busy = busy
+        self._eager = min(self._alone, eager_bytes)
         # the frame that small tensors share
         self._header, self._payload, self._filled = Frame(), list[Buffer](), 0
 
@@ -177,10 +183,15 @@ class Packer:
         for name, tensor in named_tensors:
             whole = buffer_of(tensor)
             size = whole.nbytes
-            if size >= self._alone:
+            shared, alone = self._shared, self._alone
+            if self._filled + size >= self._eager and self._busy is not None and not self._busy():
+                shared = alone = self._eager
+                if self._filled > shared:  # it waited while others left
+                    yield from self.flush()
+            if size >= alone:
                 yield from self._cut(name, tensor, whole)
                 continue
-            if self._filled + size > self._shared or len(self._payload) == MOST_PARTS:
+            if self._filled + size > shared or len(self._payload) == MOST_PARTS:
                 yield from self.flush()
             self._header.parts.add(
                 name=name, dtype=NAMES[tensor.dtype], shape=tensor.shape, size=size

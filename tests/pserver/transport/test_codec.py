@@ -86,6 +86,33 @@ def test_tensors_arrive_as_they_left(
             assert full or len(one) == frames.MOST_PARTS
 
 
+@given(st.lists(st.tuples(st.integers(0, 100), st.booleans()), max_size=30))
+def test_tensors_wait_for_others_while_frames_leave(added: list[tuple[int, bool]]) -> None:
+    """Where none leaves, a frame is full at 16 bytes, and what has waited longer leaves; where
+    frames leave, at 64.  A tensor that fills a frame has its own.
+    """
+    leaving = False
+    packer = frames.Packer(64, 64, 48, busy=lambda: leaving, eager_bytes=16)
+    names, sent = iter(range(1000)), dict[str, int]()
+    for size, leaving in added:
+        name = str(next(names))
+        tensor = torch.zeros(size, dtype=torch.uint8)
+        made = [header for header, _ in packer.add(GRADIENT, 1, [(name, tensor)])]
+        for header in made:
+            for part in header.parts:
+                sent[part.name] = sent.get(part.name, 0) + part.size
+            alone = len(header.parts) == 1
+            assert alone or sum(part.size for part in header.parts) <= 64
+        assert (name in sent) == (size >= (48 if leaving else 16))
+        waiting = [i for i in range(int(name) + 1) if str(i) not in sent]
+        held = sum(added[i][0] for i in waiting)
+        assert held <= 64 and (leaving or held <= max(16, size))
+    for header, _ in packer.flush():
+        for part in header.parts:
+            sent[part.name] = sent.get(part.name, 0) + part.size
+    assert sent == {str(i): size for i, (size, _) in enumerate(added)}
+
+
 def test_a_buffer_is_the_tensors_own_memory() -> None:
     """Nothing is copied on the way out: a write to the tensor shows in its buffer."""
     tensor = torch.zeros(4, dtype=torch.bfloat16, requires_grad=True)
