@@ -67,6 +67,7 @@ from pserver.running_clock import RUNNING
 from pserver.telemetry.trace import SPANS, Fact, now
 from pserver.timeouts import Timeouts
 from pserver.transport import frames
+from pserver.transport.memory import ZONE_BYTES
 from pserver.transport.stream import MISSED, Buffer, Stream, bytes_of
 from pserver.wire_pb2 import Done, Failure, Frame, Kind, Part
 
@@ -308,7 +309,7 @@ class RetryingStream:
         self._request: list[Outgoing] = []
         self._destination: Destination = dropped
         self._awaited = PendingReply()
-        self._packer = frames.Packer(busy=self._busy)  # of the thread that asks
+        self._packer = self._empty_packer()  # of the thread that asks
         self._outgoing: queue.SimpleQueue[tuple[int, Outgoing] | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=target, name=f"{target.__name__} {name}", daemon=True)
@@ -331,7 +332,7 @@ class RetryingStream:
             The server's reply, or the failure that came instead.
         """
         self.withdraw()
-        self._packer = frames.Packer(busy=self._busy)
+        self._packer = self._empty_packer()
         self._probe_seconds = timeouts.PROBE_SECONDS
         with self._lock:
             self._requests += 1
@@ -374,6 +375,11 @@ class RetryingStream:
         """Queues tensors to be sent, small ones together."""
         for frame in self._packer.add(kind, step, tensors):
             self._queue(frame)
+
+    def _empty_packer(self) -> frames.Packer:
+        # over shared memory, what has a zone goes there alone
+        alone = frames.ALONE_BYTES if self._stream.offer is None else ZONE_BYTES
+        return frames.Packer(alone_bytes=alone, busy=self._busy)
 
     def _busy(self) -> bool:
         """Whether frames are leaving, by the outbox."""

@@ -5,7 +5,7 @@ to the bit.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -54,19 +54,44 @@ def expected() -> dict[str, torch.Tensor]:
     return train(model, adam(model))
 
 
-def trained(configs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def trained(
+    configs: Mapping[str, Any], transport: str = "shm", make: Callable[[], nn.Module] = net
+) -> dict[str, torch.Tensor]:
     """What a job of one trainer makes of the model."""
     strategy = DistributedStrategy()
     strategy.a_sync = bool(configs)
     if configs:
         strategy.a_sync_configs = dict(configs)
-    with Server(ServerConfig(transport="shm")) as server:
+    with Server(ServerConfig(transport=transport)) as server:
         role = fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=[server.endpoint])
         fleet.init(role, strategy=strategy)
-        model = fleet.distributed_model(net())
+        model = fleet.distributed_model(make())
         found = train(model, fleet.distributed_optimizer(adam(model)))
         fleet.finish()
     return found
+
+
+def layers() -> nn.Module:
+    """Tensors of 300 KB, of 120 KB and of 1 KB and less, which share frames while others leave."""
+    torch.manual_seed(0)
+    wide = [nn.Linear(300, 250), nn.Linear(250, 120), nn.Linear(120, 300)]
+    return nn.Sequential(
+        *(copy.deepcopy(each) for _ in range(5) for each in wide), nn.Tanh()
+    ).append(nn.Linear(300, 40))
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_step_of_tensors_that_share_frames_is_plain_torchs(
+    mode: str, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many of them leave together."""
+    model = layers()
+    expected = train(model, adam(model))
+    monkeypatch.setenv("PSERVER_TRANSPORT", transport)
+    found = trained(MODES[mode], transport, layers)
+
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 @pytest.mark.parametrize("mode", MODES)
