@@ -262,7 +262,7 @@ def test_bytes_that_are_no_frame_end_streams_and_then_the_channel() -> None:
     class Garbled:
         """A stream that brings bytes which are no frame."""
 
-        transport, peer = "garbled", "nobody"
+        transport, peer, offer = "garbled", "nobody", None
 
         def send(self, header: Frame, payload: object = ()) -> None: ...
 
