@@ -181,7 +181,7 @@ def test_a_request_is_sent_again_whole_with_its_own_number() -> None:
 def test_the_asker_sends_small_rows_and_those_of_the_last_server(
     monkeypatch: pytest.MonkeyPatch, rows: int, last: bool
 ) -> None:
-    """Of up to 1 MB: nobody else is to have its own meanwhile.  Larger ones, and those of the
+    """Of up to 1 MB: no other server waits for its own meanwhile.  Larger ones, and those of the
     servers before, leave beside one another.
     """
 

@@ -88,8 +88,8 @@ def test_tensors_arrive_as_they_left(
 
 @given(st.lists(st.tuples(st.integers(0, 100), st.booleans()), max_size=30))
 def test_tensors_wait_for_others_while_frames_leave(added: list[tuple[int, bool]]) -> None:
-    """Where none leaves, a frame is full at 16 bytes, and what has waited longer leaves; where
-    frames leave, at 64.  A tensor that fills a frame has its own.
+    """A frame is full at 64 bytes while others leave, and at 16 while none does: then a fuller one
+    leaves.  A tensor that fills a frame has its own.
     """
     leaving = False
     packer = frames.Packer(64, 64, 48, busy=lambda: leaving, eager_bytes=16)
