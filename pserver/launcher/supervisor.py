@@ -332,8 +332,18 @@ def lost(process: ChildProcess, what: Next, counted: str) -> str:
 
 def ended_after_job(process: ChildProcess) -> str:
     """The end of the sentence about a trainer of a job without servers that had finished it."""
-    status = f"ended with status {process.status}{_killer(process.status)}"
-    return f"{status} when it had finished the job; see {process.log}"
+    return f"{_end(process)} when it had finished the job; see {process.log}"
+
+
+def ended_with_job(process: ChildProcess, finished: bool) -> str:
+    """The end of the sentence about a trainer that no server misses.
+
+    Args:
+        finished: servers report that it had done its part.
+    """
+    if finished:
+        return f"{_end(process)} when it had finished"
+    return f"{_end(process)}, and the job is done; see {process.log}"
 
 
 def unanswered(process: ChildProcess, seconds: float) -> str:
@@ -358,6 +368,10 @@ def reloads(process: ChildProcess, path: str, counted: str) -> str:
     """
     status = f"{process.name} failed with status {process.status}{_killer(process.status)}"
     return f"{status}: starts it again from {path} ({counted}); the others wait for it"
+
+
+def _end(process: ChildProcess) -> str:
+    return f"ended with status {process.status}{_killer(process.status)}"
 
 
 def _killer(status: int | None) -> str:
@@ -674,7 +688,7 @@ class Supervisor:
         if number is None and self._server_returns(process):
             return
         if number is not None and self._came_late(process):
-            why = "has ended when the job was done"
+            why = f"{_end(process)} when the job was done"
             if self.started.away(process):
                 why = "started too late: the job is done without it"
             elif process.reported_error:
@@ -696,8 +710,7 @@ class Supervisor:
         answer = EndAnswer(goes_on=True) if preempted else self._ask(process)
         if not preempted and not process.reported_error and self._is_done(answer, alone):
             # servers that have ended with their job tell nothing of its last moments
-            why = "had finished when it ended" if answer.done else "has ended, and the job is done"
-            self._does_without(process, why)
+            self._does_without(process, ended_with_job(process, answer.done))
             self._answered.append(process)
             return
         took_part = answer.took_part is not False
@@ -891,7 +904,7 @@ class Supervisor:
         failed = [each for each in self._trainers if each.failed and each not in self.lost]
         if self._job_is_done and all(each.blameless for each in failed) and self._all_ended():
             for each in failed:
-                self._does_without(each, "has ended, and the job is done")
+                self._does_without(each, ended_with_job(each, finished=False))
                 self._answered.append(each)
             return True
         doubted = self._doubted

@@ -201,8 +201,8 @@ def test_one_that_is_killed_when_it_has_finished_ends_nothing(
     answered(watched, monkeypatch, took_part=False, goes_on=False, done=done)
     watched._follow(cast(Any, killed))
 
-    said = "had finished when it ended" if done else "has ended, and the job is done"
-    assert lines == [f"trainer 1 {said}"]
+    said = " when it had finished" if done else ", and the job is done; see trainer-1.log"
+    assert lines == [f"trainer 1 ended with status 137 (killed by SIGKILL){said}"]
     assert watched.ended == [] and watched.lost == [killed]
     watched._say_lost()
     assert len(lines) == 1 and watched.policy.left == 1
@@ -323,8 +323,9 @@ def test_a_trainer_that_had_done_its_part_ends_no_job(
     else:
         watched._follow(cast(Any, lost))
         assert watched.lost == [lost] and watched._well() == expected
-        said = ["had finished when it ended", "has ended when the job was done"]
-        assert lines[0] == f"trainer 1 {said[done and status == 137]}"
+        end = f"ended with status {status}{' (killed by SIGKILL)' * (status == 137)}"
+        when = "the job was done" if done else "it had finished"
+        assert lines[0] == f"trainer 1 {end} when {when}"
 
     assert watched.policy.used == 0 and watched.next is Next.FAIL
     assert any("failed with status 3; the last lines" in line for line in lines) == (status == 3)
