@@ -163,8 +163,7 @@ class Channel(RetryingStream):
                 partial(self._tell, self.heard, time.perf_counter())
             )
         if self._times is not None:
-            for waiting in self._packer.flush():
-                self._queue(waiting)
+            self._flush()
             self._times.committed(step)
         self._put((Frame(kind=Kind.COMMIT, step=step, commit=commit), ()))
 

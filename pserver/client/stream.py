@@ -374,7 +374,7 @@ class RetryingStream:
     def _post(self, kind: Kind, step: int, tensors: NamedTensors) -> None:
         """Queues tensors to be sent, small ones together."""
         for frame in self._packer.add(kind, step, tensors):
-            self._queue(frame)
+            self._queue(frame, DIRECT_BYTES)
 
     def _empty_packer(self) -> frames.Packer:
         # over shared memory, what has a zone goes there alone
@@ -389,18 +389,21 @@ class RetryingStream:
         self, kind: Kind, step: int, tensors: NamedTensors, direct_bytes: int = WAITED_BYTES
     ) -> None:
         """Queues tensors that are all there: in as few frames as hold them."""
-        for waiting in self._packer.flush():
-            self._queue(waiting)
+        self._flush()
         for frame in frames.frames(kind, step, tensors):
             self._queue(frame, direct_bytes)
 
     def _put(self, frame: Outgoing) -> None:
         """Queues a frame behind the small tensors that still wait for others."""
-        for waiting in self._packer.flush():
-            self._queue(waiting)
-        self._queue(frame)
+        self._flush()
+        self._queue(frame, DIRECT_BYTES)
 
-    def _queue(self, frame: Outgoing, direct_bytes: int = DIRECT_BYTES) -> None:
+    def _flush(self) -> None:
+        """Queues the small tensors that still wait for others."""
+        for frame in self._packer.flush():
+            self._queue(frame, DIRECT_BYTES)
+
+    def _queue(self, frame: Outgoing, direct_bytes: int) -> None:
         small = bytes_of(frame[1]) <= direct_bytes
         with self._lock:
             frame[0].request = self._requests

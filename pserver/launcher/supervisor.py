@@ -710,7 +710,7 @@ class Supervisor:
         answer = EndAnswer(goes_on=True) if preempted else self._ask(process)
         if not preempted and not process.reported_error and self._is_done(answer, alone):
             # servers that have ended with their job tell nothing of its last moments
-            self._does_without(process, ended_with_job(process, answer.done))
+            self._does_without(process, ended_with_job(process, bool(answer.done)))
             self._answered.append(process)
             return
         took_part = answer.took_part is not False

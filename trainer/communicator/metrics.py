@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -37,6 +38,45 @@ from transpiler.plan.plan import Deployment
 STEPS = "the metrics of steps"
 
 
+@dataclass(slots=True)
+class _LaneSteps:
+    """What the steps of one lane add to.
+
+    Attributes:
+        closed: the time of the last step.
+    """
+
+    step: Histogram
+    blocked: Counter
+    totals: TrainerLaneTotals
+    closed: float
+
+
+class _Blocked:
+    """Counts the time inside as blocked.
+
+    Args:
+        lanes: that wait.
+        traced: the facts of the wait's span; None: it has none.
+    """
+
+    def __init__(
+        self, steps: TrainerSteps, lanes: Iterable[int], traced: Mapping[str, int] | None = None
+    ) -> None:
+        self._steps, self._lanes, self._traced = steps, lanes, traced
+        self._began = 0.0
+
+    def __enter__(self) -> None:
+        self._steps.waiting = True
+        self._began = now()
+
+    def __exit__(self, *error: object) -> None:
+        self._steps.waiting = False
+        self._steps.waited(self._lanes, now() - self._began)
+        if error[0] is None and self._traced is not None and SPANS.on:
+            SPANS.add("wait", self._began, now(), **self._traced)
+
+
 class TrainerSteps(Collector):
     """A trainer's measurements of its steps.
 
@@ -45,6 +85,7 @@ class TrainerSteps(Collector):
     Attributes:
         totals: of each lane, by index, for the reports to servers.
         saves: successful saves of the whole job.
+        waiting: whether a wait is under way whose time counts as blocked.
     """
 
     def __init__(self) -> None:
@@ -65,55 +106,39 @@ class TrainerSteps(Collector):
         self._checkpoint = in_seconds("pserver_checkpoint_seconds", "A save of the whole job.")
         self.totals: dict[int, TrainerLaneTotals] = {}
         self.saves, self._saved = 0, 0.0
-        self._closed: dict[int, float] = {}  # by lane: the time of its last step
-        self._lanes: dict[int, tuple[Histogram, Counter]] = {}  # step times, and blocked time
-        self._waits = False  # whether a wait is under way whose time counts as blocked
+        self._lanes: dict[int, _LaneSteps] = {}  # that have closed a step
+        self.waiting = False
 
     @onlooker(STEPS)
     def closed(self, lane: int) -> None:
         """Notes that a step of a lane is complete."""
         closed = now()
-        if (before := self._closed.get(lane)) is None:
-            self._lanes[lane] = self._step.labels(str(lane)), self._blocked.labels(str(lane))
+        if (own := self._lanes.get(lane)) is None:
+            step, blocked = self._step.labels(str(lane)), self._blocked.labels(str(lane))
+            own = self._lanes[lane] = _LaneSteps(step, blocked, self.lane(lane), closed)
         else:
-            self._lanes[lane][0].observe(closed - before)
-            self.lane(lane).step_seconds += closed - before
-        self.lane(lane).steps += 1
-        self._closed[lane] = closed
+            own.step.observe(closed - own.closed)
+            own.totals.step_seconds += closed - own.closed
+            own.closed = closed
+        own.totals.steps += 1
 
     def blocked(self, lane: int) -> AbstractContextManager[None]:
         """Counts the time inside, in which a lane's step is finished, as blocked."""
-        return self._waiting([lane], {"lane": lane})
+        return _Blocked(self, (lane,), {"lane": lane})
 
     def waits(self) -> AbstractContextManager[None]:
         """Counts the time inside, in which the script waits for other trainers in a step, as
         blocked in every lane, unless it is counted already.
         """
-        return nullcontext() if self._waits else self._waiting(list(self._lanes))
-
-    @contextmanager
-    def _waiting(
-        self, lanes: Sequence[int], traced: Mapping[str, int] | None = None
-    ) -> Iterator[None]:
-        """Counts the time inside as blocked in these lanes.
-
-        Args:
-            traced: the facts of the wait's span; None: it has none.
-        """
-        began, self._waits = now(), True
-        try:
-            yield
-        finally:
-            self._waits = False
-            self._waited(lanes, now() - began)
-        if traced is not None and SPANS.on:
-            SPANS.add("wait", began, now(), **traced)
+        return nullcontext() if self.waiting else _Blocked(self, tuple(self._lanes))
 
     @onlooker(STEPS)
-    def _waited(self, lanes: Sequence[int], seconds: float) -> None:
+    def waited(self, lanes: Iterable[int], seconds: float) -> None:
+        """Counts time as blocked in these lanes."""
         for lane in lanes:
-            self._lanes[lane][1].inc(seconds)
-            self.lane(lane).blocked_seconds += seconds
+            own = self._lanes[lane]
+            own.blocked.inc(seconds)
+            own.totals.blocked_seconds += seconds
 
     def lane(self, index: int) -> TrainerLaneTotals:
         """The totals of one lane."""
