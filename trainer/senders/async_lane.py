@@ -189,7 +189,7 @@ class AsyncSender:
         self._gradients: Tensors = {}  # of the step under way: the script's own
         self._tables: dict[str, RowGradient] = {}  # likewise
         self._closed: MergedSteps | None = None  # a step that does not fit into the queue yet
-        # Guards the eight below.  It is taken by itself: in the condition's method Ctrl-C could
+        # Guards the nine below.  It is taken by itself: in the condition's method Ctrl-C could
         # come when the lock is taken, and before anyone is to release it.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -198,6 +198,7 @@ class AsyncSender:
         self._failure: PServerError | None = None
         self._stopping, self._flushing = False, False
         self._since_fetch = 0  # messages since parameters were last received
+        self._received_whole = 0  # how often the script's thread has received all values at once
         self._blocked_seconds, self._merged = 0.0, 0
         self._last = Reply()
         self._received = ReceivedCopies(slices)
@@ -310,6 +311,7 @@ class AsyncSender:
     def note_values(self) -> None:
         """See :class:`LaneSender`."""
         self._settle()
+        self._outdate_fetched()
         self.writes.start(self._keeps_copies)
 
     def suspected(self) -> set[str]:
@@ -504,8 +506,7 @@ class AsyncSender:
     def pull(self) -> None:
         """Receives the servers' values, when the lane has been drained."""
         with self._receiving(everything=True, pulled=True):
-            self._pipeline.pull(in_place=True)
-            self._slices.flush_buffers()
+            self._pull_in_place()
 
     def pull_beneath(self) -> None:
         """Receives the servers' values, when the lane has been drained, but for the elements that
@@ -515,12 +516,25 @@ class AsyncSender:
         compared = self.writes.hold_back(everything=True)
         written = self._differing(compared) if compared else {}
         self.writes.held_back(compared, {})
-        self._pipeline.pull(in_place=True)
-        self._slices.flush_buffers()
+        self._pull_in_place()
         for name, assignment in written.items():
             assignment.write(value := self._slices.read(name).clone())
             self._slices.write(name, value)
         self._slices.flush_buffers()
+
+    def _pull_in_place(self) -> None:
+        self._pipeline.pull(in_place=True)
+        self._slices.flush_buffers()
+        self._outdate_fetched()
+
+    def _outdate_fetched(self) -> None:
+        """Drops what has been fetched beside the script, and what is on its way: the script's
+        thread has received values that are newer.
+        """
+        with self._lock:
+            self._received_whole += 1
+            _, memory, _ = self._staged.take_out()
+        self._buffers.give_back(memory)
 
     def leave(self) -> None:
         """See :class:`LaneSender`."""
@@ -631,10 +645,12 @@ class AsyncSender:
             while not self._stopping:
                 with self._lock:
                     self._changed.wait_for(self._enough_sent, timeout=FETCH_SECONDS)
-                    self._since_fetch = 0
+                    self._since_fetch, before = 0, self._received_whole
                 if not self._stopping:
                     pulled = self._pipeline.pull()
-                    self._staged.put(pulled.values, pulled.values, pulled.message)
+                    with self._lock:
+                        if before == self._received_whole:
+                            self._staged.put(pulled.values, pulled.values, pulled.message)
         except PServerError as error:
             self._fail(error)
 

@@ -214,6 +214,42 @@ def test_independent_recv_thread_brings_parameters_without_a_send(server: Server
     second.close()
 
 
+@pytest.mark.parametrize("call", ["flush", "push", "pull"])
+def test_fetched_values_do_not_come_behind_newer_ones(
+    server: Server, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The thread that has fetched them stands still while the script's own call receives newer
+    values; once it goes on, they are out of date.
+    """
+    bare = Bare(server.endpoint, independent_recv_thread=True)
+    (lane,) = bare.communicator.lanes
+    fetched, held, pull = threading.Semaphore(0), threading.Semaphore(0), lane._pipeline.pull
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        pulled = pull(*args, **kwargs)
+        if threading.current_thread() in lane._threads:
+            fetched.release()
+            assert held.acquire(timeout=10.0)
+        return pulled
+
+    monkeypatch.setattr(lane._pipeline, "pull", slow)
+    assert fetched.acquire(timeout=10.0)  # values of 0
+    if call == "push":
+        bare.w.fill_(1.0)
+    else:
+        bare.step()
+        bare.communicator.drain()
+    getattr(bare.communicator, call)()
+    assert bare.w[0] == 1.0
+    held.release()
+    assert fetched.acquire(timeout=10.0)  # so the ones before are staged, or dropped
+    bare.communicator.refresh()
+
+    assert bare.w[0] == 1.0
+    held.release(1000)
+    assert bare.close() == 1.0
+
+
 @pytest.mark.observes("a_sync_configs.min_send_grad_num_before_recv")
 def test_min_send_grad_num_before_recv_fetches_that_seldom(server: Server) -> None:
     """3: the answers to the first two messages bring no parameters."""
