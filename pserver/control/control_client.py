@@ -35,6 +35,7 @@ FILE_SECONDS = 3600.0  # for Save and Load, which write and read whole models
 # again over a new connection
 PROMPT_CALLS = frozenset({"Join", "Leave", "Status", "Drain", "Trace", "Follow"})
 TRIES = 3
+UNLIMITED = 10**9
 # of a connection that no error of ours has come over: it broke, or brought what is no message
 BROKEN = frozenset(
     {
@@ -180,10 +181,10 @@ class ControlClient:
         return self._call("Finish", request, wire.FinishReply, timeout)
 
     def leave(self, request: wire.LeaveRequest, timeout: float = LEAVE_SECONDS) -> wire.LeaveReply:
-        """Leaves the job; does not wait for a server that is gone.  A connection that is broken is
-        dialled again once.
+        """Leaves the job.  The others would wait for a trainer whose goodbye is lost: so it is said
+        again while the server can be dialled.  Nobody waits for a server that is gone.
         """
-        return self._call("Leave", request, wire.LeaveReply, timeout, tries=2)
+        return self._call("Leave", request, wire.LeaveReply, timeout, dials=2)
 
     def meet(
         self,
@@ -278,10 +279,17 @@ class ControlClient:
         request: Message,
         kind: type[Reply],
         timeout: float | None,
-        tries: int = 10**9,
+        tries: int = UNLIMITED,
+        dials: int = UNLIMITED,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Reply:
-        """One call, tried again while the connection breaks and the server has not said why."""
+        """One call, tried again while the connection breaks and the server has not said why.
+
+        Args:
+            tries: at most so many.
+            dials: after so many without a connection the server counts as gone.
+            meanwhile: called before it is tried again; raises what should end that.
+        """
         seconds = self._timeout if timeout is None else timeout
         deadline = RUNNING() + seconds
         pause = FIRST_PAUSE
@@ -297,10 +305,11 @@ class ControlClient:
                 if channel is not None and tries and self._dialled.replaced(channel):
                     deadline = RUNNING() + seconds
                     continue
+                dials -= channel is None
                 failure, again = self._failure(error, name, RUNNING() + pause < deadline)
                 if again and channel is not None:
                     self._dialled.drop(channel)
-                if not again or not tries or RUNNING() + pause >= deadline:
+                if not (again and tries and dials) or RUNNING() + pause >= deadline:
                     if channel is not None and again:
                         self._check_plain()
                     raise failure from None  # it says what grpcio's has said

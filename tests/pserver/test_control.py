@@ -41,6 +41,7 @@ from pserver.launcher.cluster import free_port
 from pserver.launcher.status import ask_each, show
 from pserver.telemetry.logs import LimitedLog
 from pserver.transport import grpc_stream
+from tests.faults.faults import CallInjector, CallPoint, FaultyControl
 
 SECONDS = 10.0
 
@@ -360,6 +361,18 @@ def test_a_goodbye_to_a_dead_server_is_tried_twice(monkeypatch: pytest.MonkeyPat
     client.close()
 
     assert len(dialled) == 2
+
+
+def test_a_goodbye_over_connections_that_break_is_said_again(
+    server: ControlServer, job: FakeJob
+) -> None:
+    """While the server can be dialled: the others would wait for the heartbeat timeout."""
+    lost = CallInjector([CallPoint("lost", "Leave", nth) for nth in (1, 2, 3)])
+    client = FaultyControl(lost, f"127.0.0.1:{server.port}", SECONDS)
+    client.leave(wire.LeaveRequest())
+    client.close()
+
+    assert lost.done["lost", "call", "Leave"] == 3 and len(job.seen) == 1
 
 
 def test_health_and_reflection_answer(server: ControlServer, client: ControlClient) -> None:
